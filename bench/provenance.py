@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
+from compile.build import commit
 from model.errors import UserError
-from model.provenance import header
 
-__all__ = ["HEADER", "header", "read_result", "sentence", "write_result"]
-
+_CPUINFO = Path("/proc/cpuinfo")
 HEADER = ("source", "commit", "machine", "date")
+
+
+def header(source: str) -> dict[str, Any]:
+    """The beginning of every file of results; `source` is simulated or wall."""
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    processor = named[0] if named else platform.processor() or "unknown processor"
+    system = f"{platform.system()} {platform.machine()}"
+    machine = f"{system}, {processor}, {os.cpu_count()} threads, Python {platform.python_version()}"
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"source": source, "commit": commit(), "machine": machine, "date": date}
 
 
 def sentence(result: dict[str, Any]) -> str:

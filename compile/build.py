@@ -7,6 +7,7 @@ import gc
 import json
 import platform
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,6 @@ from compile.report import plan_as_json, plan_as_text
 from compile.spec import BuildSpec, parse
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
-from model.provenance import commit
 from model.weights import shard_file
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
 from trnspec.bundle.plan import BundlePlan, make_plan
@@ -45,6 +45,16 @@ class BuildResult:
     def cost(self) -> dict[str, float]:
         """The build's cost on this machine."""
         return {"made": self.made, "reused": self.reused, "wall_seconds": round(self.seconds, 2)}
+
+
+def commit(digits: int = 7) -> str | None:
+    """This checkout's commit, marked when it has changes; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        found = subprocess.run([*command, f"--abbrev={digits}"], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
 
 
 def build(spec: BuildSpec) -> Path:

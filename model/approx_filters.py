@@ -5,8 +5,6 @@ one, all at once, then at as many between two of these. Drafts without filters w
 temperature 0.6 and top-p 0.95 (docs/decisions.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

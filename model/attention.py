@@ -5,8 +5,6 @@ Blocks of keys are taken in ascending order of position, with the sums rescaled 
 zeros, so a row's result depends on its position and the cache only: not on the number of rows, nor on the bucket.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """The paged KV cache, and where a pass writes and reads its rows in it."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ class AttentionMetadata(NamedTuple):
     block_table_BL: Tensor
     attend_to_B1: Tensor | None = None
 
-    def rows(self, first: int, stop: int) -> AttentionMetadata:
+    def rows(self, first: int, stop: int) -> Self:
         """The metadata of these rows of each sequence."""
         return self._replace(positions_BN=self.positions_BN[:, first:stop])
 

@@ -1,7 +1,5 @@
 """Configurations: frozen values in the names of Hugging Face's config.json, the published family, and their reader."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -58,15 +56,6 @@ class Qwen3Config(ModelConfig):
     eos_token_ids: Annotated[tuple[int, ...], Length(0, 64), Range(0, 1 << 31)] = (151645, 151643)
     rope_scaling: Yarn | None = None
 
-    @property
-    def parameter_count(self) -> int:
-        """Parameters as Hugging Face counts them (a tied head is counted once)."""
-        h, d = self.hidden_size, self.head_dim
-        attention = h * d * (2 * self.num_attention_heads + 2 * self.num_key_value_heads) + 2 * d
-        layer = attention + 3 * h * self.intermediate_size + 2 * h
-        embeddings = self.vocab_size * h * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + h
-
 
 def _preset(h: int, inter: int, layers: int, heads: int, tied: bool) -> Qwen3Config:
     return Qwen3Config(
@@ -111,7 +100,7 @@ def raw_config(name_or_path: str) -> dict[str, Any]:
 
 
 def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) -> C:
-    """A configuration of the fields in `values` that it has; UserError names the first field that is not as declared."""
+    """A configuration of its fields in `values`; UserError names the first field that is not as declared."""
     known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}  # type: ignore[arg-type]
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if type(hidden) is int and type(heads) is int and heads > 0:
@@ -153,7 +142,7 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
     values = {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where), "eos_token_ids": list(eos_ids(raw))}
-    values |= {"rope_theta": theta for theta in thetas[:1]}
+    values |= {"rope_theta": thetas[0]} if thetas else {}
     config = read_config(Qwen3Config, raw | values, where, "Qwen3 checkpoint")
     if raw.get("bos_token_id") is None:
         config = replace(config, bos_token_id=None)

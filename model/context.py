@@ -4,8 +4,6 @@
 with launches of NKI kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -25,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Context:
-    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks, and prompts have multiples of `prompt_rows`."""
+    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks, prompts have multiples of `prompt_rows`."""
 
     tp: int = 1
     ops: Ops = EAGER

@@ -21,19 +21,42 @@ A step's rows begin at the input id's position p. `update` advances the state by
 is one file and a line in `model/drafters/registry.py`.
 """
 
-from __future__ import annotations
-
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config
 from model.ops import gather_rows, iota
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
 from model.weights import Packing, Weight
+
+# a GEMM of one row may sum in a different order than one of several rows
+MIN_TARGET_ROWS = 2
+
+
+class StepRows(NamedTuple):
+    """k + 1 rows of each sequence; the target's pass, and `meta`, have at least MIN_TARGET_ROWS."""
+
+    k: int
+    meta: AttentionMetadata
+
+    @classmethod
+    def of(cls, k: int, positions_B: Tensor, block_table_BL: Tensor) -> Self:
+        """The rows of a step whose input ids are at these positions."""
+        rows_N = iota(max(k + 1, MIN_TARGET_ROWS), positions_B)
+        return cls(k, AttentionMetadata(positions_B[:, None] + rows_N, block_table_BL))
+
+    @property
+    def sample_positions_BN(self) -> Tensor:
+        """The positions of the tokens that the k + 1 rows sample."""
+        return self.meta.positions_BN[:, : self.k + 1] + 1
+
+    def pad(self, ids_BN: Tensor) -> Tensor:
+        """The ids of the target's pass."""
+        return F.pad(ids_BN, (0, self.meta.positions_BN.shape[1] - self.k - 1))
 
 
 class DraftState(NamedTuple):
@@ -58,8 +81,8 @@ class PrefillChunk(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """A verified step: the input id and drafts, the first `count` of them accepted; the id sampled after these, which is
-    the next input id; and the target's states of the rows, if the drafter taps any."""
+    """A verified step: the input id and drafts, the first `count` of them accepted; the id sampled after these, which
+    is the next input id; and the target's states of the rows, if the drafter taps any."""
 
     rows: StepRows
     ids_BN: Tensor

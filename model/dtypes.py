@@ -1,7 +1,5 @@
 """The one table of dtypes: a row for each dtype of a graph's tensors, with its names in every library."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,14 +19,14 @@ class DType:
 
     # imported when needed: pushing and pulling bundles needs neither library
     @property
-    def torch(self) -> torch.dtype:
+    def torch(self) -> "torch.dtype":
         import torch  # noqa: PLC0415
 
         dtype: torch.dtype = getattr(torch, self.name)
         return dtype
 
     @property
-    def numpy(self) -> numpy.dtype:
+    def numpy(self) -> "numpy.dtype":
         import ml_dtypes  # noqa: F401, PLC0415 (numpy learns bfloat16 from it)
         import numpy  # noqa: PLC0415
 

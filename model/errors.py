@@ -1,7 +1,5 @@
 """The one error that a user may meet: a sentence, never a traceback."""
 
-from __future__ import annotations
-
 import errno
 import signal
 import sys

@@ -3,10 +3,8 @@
 docs/sampling.md has the definitions; the search needs sums only, neither a sort nor a number's bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ class Filters(NamedTuple):
         """(R,) whether any filter of a row is on."""
         return (self.top_k_R > 0) | (self.top_p_R < 1) | (self.min_p_R > 0)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Filters:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same change of every filter."""
         return type(self)(*map(change, self))
 

@@ -2,13 +2,11 @@
 
 Dims are B sequences, T input ids of each (1 in a step, N where the host drafts, its rows in a prompt), L blocks of the
 bucket and N = k + 1 rows; D = B in a step, F = 1 in a prompt; in full-sampling graphs W words of 32 ids each, A
-penalties, M ids with a bias, C log-probabilities and, in a prompt, V ids. A graph has the tensors whose dims have sizes.
+penalties, M ids with a bias, C log-probabilities and, in a prompt, V ids. Tensors whose dims have no size are absent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 import numpy as np
 
@@ -84,7 +82,7 @@ class StepOutputs(NamedTuple):
     counts_B1V: Any = None
 
     @classmethod
-    def of(cls, visible: Sequence[Any]) -> StepOutputs:
+    def of(cls, visible: Sequence[Any]) -> Self:
         """The outputs that the host sees, as a run returns them."""
         accepted_tokens, next_ids, next_positions, *scores = visible
         return cls(accepted_tokens, next_ids, next_positions, scores=scores[0] if scores else None)

@@ -1,7 +1,5 @@
 """Identifies a compiled graph: one value; `name` exists for file names."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 

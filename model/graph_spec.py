@@ -1,7 +1,5 @@
 """One graph of a plan: its key, and the tensors at its border."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,16 +1,16 @@
 """The layers that ranks share: sharded projections, embedding and head, and what every model with a head has."""
 
-from __future__ import annotations
-
 import functools
 
 import torch
 from torch import Tensor, nn
 
+from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.context import Context
 from model.ops import Ops, ordered_sum
 from model.parallel import VocabShard
+from model.rope import Rotation
 from model.sampling import SamplingParams, ShardArgmax
 
 
@@ -64,6 +64,20 @@ class Head(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x).float()
         return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits)
+
+
+class Layers(nn.ModuleList):
+    """The decoder layers, one after the other."""
+
+    def run(
+        self, ops: Ops, x: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
+    ) -> tuple[dict[int, Tensor], list[Cache]]:
+        """The hidden states by number, the tapped ones at least: i is the input of layer i; and the caches."""
+        states, written = {0: x}, list[Cache]()
+        for i, (layer, cache) in enumerate(zip(self, caches, strict=True)):
+            states[i + 1], cache = ops.call(layer, states[i], rope, cache, meta)
+            written.append(cache)
+        return states, written
 
 
 class LanguageModel(nn.Module):

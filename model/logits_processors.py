@@ -1,14 +1,12 @@
 """Logits processors: allowed ids, a bias, and penalties by the ids of a text; in full-sampling graphs only.
 
-Such a graph stores for each slot how often each id occurs in the request's new ids, and whether it occurs in its prompt.
+Such a graph stores for each slot how often each id occurs in the request's new ids, and whether in its prompt.
 The formulas and their order are vLLM's (apply_penalties of vllm/model_executor/layers/utils.py, and
 vllm/v1/sample/sampler.py); docs/sampling.md has them. Shapes: W words of 32 ids, M ids with a bias, V ids of this rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -45,19 +43,19 @@ class LogitsProcessors(NamedTuple):
         bias: tuple[Tensor, Tensor],
         counts_B1V: Tensor,
         shard: VocabShard,
-    ) -> LogitsProcessors:
+    ) -> Self:
         """Those of a graph's inputs: words of allowed ids, ids (B, M), -1 for none, and their biases, counts."""
         ids_V, width = shard.ids_V, 32 * allowed_BNW.shape[-1]
         bias_B1V = _scattered(*bias, width).index_select(1, ids_V)[:, None]
         allowed_BNV = unpacked(allowed_BNW).index_select(2, ids_V) > 0
         return cls(allowed_BNV, penalties_B4[:, None], bias_B1V, counts_B1V, ids_V)
 
-    def rows(self, first: int, stop: int, drafts: list[Tensor]) -> LogitsProcessors:
+    def rows(self, first: int, stop: int, drafts: list[Tensor]) -> Self:
         """Those of some rows, after these drafts (B, 1)."""
         counts_B1V = updated_counts(self.counts_BNV, torch.cat(drafts, 1), self.ids_V) if drafts else self.counts_BNV
         return self._replace(allowed_BNV=self.allowed_BNV[:, first:stop], counts_BNV=counts_B1V)
 
-    def with_drafts(self, ids_BN: Tensor) -> LogitsProcessors:
+    def with_drafts(self, ids_BN: Tensor) -> Self:
         """Those of all rows: row n is after the ids 1 to n; the first one is counted already."""
         counts = [self.counts_BNV]
         for id_B1 in ids_BN.split(1, 1)[1:]:

@@ -4,8 +4,6 @@ A row has C = 2 + 2 `TOP` numbers: the log-probability of its own id and that id
 ids' log-probabilities, falling, and these ids, which are exact in fp32.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

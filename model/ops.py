@@ -4,8 +4,6 @@ The model is written against this interface; `compile/graph/trace.py` gives the 
 Trainium's compiler takes none, so a graph computes both sides and selects, or the host picks the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

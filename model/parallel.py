@@ -5,8 +5,6 @@ heads are split, or replicated when there are fewer of them than ranks; query he
 with zero heads when a group does not divide over its replicas; the embedding is split over hidden, the head over ids.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Progress on stderr for work of more than two seconds: a bar on a terminal, else a line from time to time."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Log-probabilities of a prompt's ids, block by block of its rows: the logits of all at once would not fit."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

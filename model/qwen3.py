@@ -4,8 +4,6 @@ Source: Qwen3 Technical Report (arXiv 2505.09388) and the checkpoints' published
 Shapes: B sequences, N rows of each, E hidden, H query heads and G kv heads on this rank, D head dim, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -15,8 +13,7 @@ from torch import Tensor, nn
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig, Qwen3Config
 from model.context import ONE_RANK, Context
-from model.layers import ColumnLinear, Embedding, Head, LanguageModel, RMSNorm, RowLinear
-from model.ops import Ops
+from model.layers import ColumnLinear, Embedding, Head, LanguageModel, Layers, RMSNorm, RowLinear
 from model.rope import Rotation, apply_rope, rotation
 from model.sampling import SamplingParams
 
@@ -64,8 +61,7 @@ class MLP(nn.Module):
         self.down_proj = RowLinear(i, e, ctx.ops)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return down
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class DecoderLayer(nn.Module):
@@ -83,20 +79,6 @@ class DecoderLayer(nn.Module):
         attn, cache = self.self_attn(self.input_layernorm(x), rope, cache, meta)
         x = x + attn
         return x + self.mlp(self.post_attention_layernorm(x)), cache
-
-
-class Layers(nn.ModuleList):
-    """The decoder layers, one after the other."""
-
-    def run(
-        self, ops: Ops, x: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
-    ) -> tuple[dict[int, Tensor], list[Cache]]:
-        """The hidden states by number, the tapped ones at least: i is the input of layer i; and the caches."""
-        states, written = {0: x}, list[Cache]()
-        for i, (layer, cache) in enumerate(zip(self, caches, strict=True)):
-            states[i + 1], cache = ops.call(layer, states[i], rope, cache, meta)
-            written.append(cache)
-        return states, written
 
 
 class Hidden(NamedTuple):

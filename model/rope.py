@@ -1,7 +1,5 @@
 """Rotary positions: the angles' cos and sin, of plain frequencies or of those that YaRN stretches."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import NamedTuple

@@ -5,9 +5,7 @@ with the same noise at the same absolute position, so each emitted id is the tar
 docs/sampling.md specifies every step. Shapes: R rows, V ids of this rank's logits, B sequences, N = K + 1 rows of each.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -44,19 +42,19 @@ class SamplingParams(NamedTuple):
         """(R,) the temperature, 1 for a greedy row, whose sample does not use it."""
         return torch.where(self.temperature_R > 0, self.temperature_R, 1.0)
 
-    def repeat(self, count: int) -> SamplingParams:
+    def repeat(self, count: int) -> Self:
         """Each row `count` times, without processors."""
         if count == 1:
             return self._replace(processors=None)
         temperature_R, seed_R2 = (t.repeat_interleave(count, 0) for t in self[:2])
         filters = self.filters and self.filters.each(lambda t: t.repeat_interleave(count, 0))
-        return SamplingParams(temperature_R, seed_R2, filters)
+        return type(self)(temperature_R, seed_R2, filters)
 
-    def rows(self, first: int, stop: int, drafts: list[Tensor]) -> SamplingParams:
+    def rows(self, first: int, stop: int, drafts: list[Tensor]) -> Self:
         """The parameters of some rows of each sequence, after these drafts (B, 1)."""
         return self._replace(processors=self.processors and self.processors.rows(first, stop, drafts))
 
-    def with_drafts(self, ids_BN: Tensor) -> SamplingParams:
+    def with_drafts(self, ids_BN: Tensor) -> Self:
         """The parameters of all rows, each after the drafts before it; the first of the ids is the input id."""
         return self._replace(processors=self.processors and self.processors.with_drafts(ids_BN))
 

@@ -5,8 +5,6 @@ equal and every emitted token is the target's: the output does not depend on the
 2408.07978). Shapes: B sequences, k drafts, N = k + 1 rows of a sequence, S rows of a prompt's chunk, V ids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,13 +14,12 @@ from torch import Tensor, nn
 
 from model.approx_filters import approximate
 from model.cache import AttentionMetadata, Cache
-from model.drafter import Drafter, DraftState, PrefillChunk, VerifyResult
+from model.drafter import MIN_TARGET_ROWS, Drafter, DraftState, PrefillChunk, StepRows, VerifyResult
 from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.ops import gather_rows, iota
 from model.prompt_logprobs import prompt_logprobs
 from model.qwen3 import Qwen3
 from model.sampling import SamplingParams, ShardArgmax
-from model.step_rows import MIN_TARGET_ROWS, StepRows
 
 
 class Pair(nn.Module):

@@ -1,17 +1,14 @@
-"""What each stage of a graph computes: a prompt, a fused step, or one of its halves, for a host that restricts drafts."""
-
-from __future__ import annotations
+"""What each stage of a graph computes: a prompt, a fused step, or one half of a step, for a host that masks drafts."""
 
 from torch import Tensor
 
 from model.approx_filters import approximate
 from model.cache import Cache
-from model.drafter import DraftState, write_slot
+from model.drafter import DraftState, StepRows, write_slot
 from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.logits_processors import updated_counts
 from model.speculative import Pair
-from model.step_rows import StepRows
 
 
 def run_stage(

@@ -4,8 +4,6 @@ Fields are typed as usual; `Annotated` adds a `Range`, a `Length` or a `Text`. T
 an object has every field without a default and no other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -3,8 +3,6 @@
 A weight's shape is that of the module that holds it, built on the meta device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

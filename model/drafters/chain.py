@@ -5,19 +5,16 @@ earlier: where that row was cached already it is written again with the same bit
 (vLLM catches up in its first pass too, vllm/v1/spec_decode/llm_base_proposer.py; NxDI makes an extra pass).
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from model.config import Qwen3Config, config_from_dict
-from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, VerifyResult, write_slot
+from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.ops import gather_rows, iota
 from model.qwen3 import Qwen3
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
 from model.weights import Packing, Weight, decoder_weights
 
 

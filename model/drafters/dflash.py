@@ -17,12 +17,10 @@ ids that are best with the row's noise, on every rank alike; the id before the f
 have the bias. Shapes: F tapped states, C candidates, k drafts, M ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +30,7 @@ from model.attention import append
 from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config, config_from_dict, read_config, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import DraftPass, DraftState, PrefillChunk, VerifyResult
+from model.drafter import DraftPass, DraftState, PrefillChunk, StepRows, VerifyResult
 from model.drafters.chain import Chain
 from model.errors import UserError
 from model.layers import ColumnLinear, RMSNorm
@@ -41,7 +39,6 @@ from model.ops import iota, ordered_sum
 from model.qwen3 import Qwen3
 from model.rope import rotation
 from model.sampling import SamplingParams, sample
-from model.step_rows import StepRows
 from model.strict import Length, Range
 from model.weights import REPLICATED, ROWS, Packing, Weight, decoder_weights
 
@@ -163,7 +160,7 @@ class DFlash(Chain):
     is_causal_lm = False
     verify_passes = 1
     runs_without_drafts = True
-    tied_to_target = {
+    tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {
         "model.embed_tokens.weight": ("model.embed_tokens.weight",),
         "lm_head.weight": ("lm_head.weight", "model.embed_tokens.weight"),
     }
@@ -205,7 +202,7 @@ class DFlash(Chain):
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
-        """z-lab's format has an object `dflash_config`, DeepSpec's its keys at the root, speculators' a type of its own.
+        """z-lab's format has an object `dflash_config`, DeepSpec's its keys at the root, speculators' a type.
 
         The first two count a layer's output by the layer's number, from 0; speculators counts taps.
         """

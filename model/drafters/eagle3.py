@@ -16,8 +16,6 @@ The head's vocabulary is a part of the target's: it samples among its D ids, wit
 they stand for. Ranks hold a part of D, and of fc's outputs. Shapes: E the head's hidden size, F the tapped states.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -27,7 +25,7 @@ from torch import Tensor, nn
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig, Qwen3Config, read_config, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, VerifyResult, write_slot
+from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.errors import UserError
 from model.layers import ColumnLinear, Embedding, Head, LanguageModel, RMSNorm
 from model.ops import gather_rows, iota
@@ -35,7 +33,6 @@ from model.parallel import VocabShard
 from model.qwen3 import MLP, Attention
 from model.rope import Rotation, rotation
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
 from model.strict import Length, Range
 from model.weights import COLUMNS, DECODER_LAYER, REPLICATED, ROWS, Packing, Weight, layer_weights
 
@@ -162,7 +159,7 @@ class Eagle3(Drafter):
     state_spec = (StateSpec("state", "B 1 H"),)
     verify_passes = 1
     # a head without embeddings has the target's
-    tied_to_target = {"embed_tokens.weight": ("model.embed_tokens.weight",)}
+    tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {"embed_tokens.weight": ("model.embed_tokens.weight",)}
     model: Eagle3Model
 
     def propose(
@@ -232,7 +229,7 @@ class Eagle3(Drafter):
 
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
-        """Every weight of a head, by the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
+        """By the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
         outside = {"embed_tokens": COLUMNS, "fc": ROWS, "norm": REPLICATED, "lm_head": ROWS}
         rows = [Weight(f"{name}.weight", ((f"{name}.weight", shard),)) for name, shard in outside.items()]
         layer = [row for row in DECODER_LAYER if row[0] not in ("self_attn.q_norm", "self_attn.k_norm")]

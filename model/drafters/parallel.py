@@ -11,8 +11,6 @@ anything may see them: at most K + 1 ids are accepted, so that its rows begin at
 than K + 1 ids begins at position 0 and has more masks, whose rows are never read.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -20,12 +18,20 @@ import torch
 from torch import Tensor
 
 from model.config import Qwen3Config, config_from_dict
-from model.drafter import DraftPass, DraftState, PrefillChunk, StateSpec, VerifyResult, shift_append, write_slot
+from model.drafter import (
+    DraftPass,
+    DraftState,
+    PrefillChunk,
+    StateSpec,
+    StepRows,
+    VerifyResult,
+    shift_append,
+    write_slot,
+)
 from model.drafters.chain import Chain
 from model.errors import UserError
 from model.ops import gather_rows, iota
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
 from model.strict import Range
 
 # where a published checkpoint's config.json has the id of its mask rows; vLLM reads the same keys

@@ -1,7 +1,5 @@
 """Every drafter: a new one is a file of this folder and a line here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from model.config import PRESETS, ModelConfig, Qwen3Config, load_config, raw_config

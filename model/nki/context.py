@@ -4,8 +4,6 @@ A launch is served by nkisim at once (`model/nki/simulated.py`), by a custom cal
 (`compile/graph/custom_call.py`), or by the device (`model/nki/on_device.py`).
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import ClassVar

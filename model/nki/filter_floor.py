@@ -5,8 +5,6 @@ pass computes the weight above fifteen thresholds. Weights come from a callable,
 sums, and no logit leaves its shard. Definitions: docs/sampling.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

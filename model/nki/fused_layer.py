@@ -4,8 +4,6 @@ The decode kernels take few rows; those of a prompt take any number. Several lay
 ends where a drafter taps the target.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +11,10 @@ from torch import Tensor, nn
 
 from model.cache import AttentionMetadata, Cache
 from model.context import Context, M
-from model.layers import RMSNorm
+from model.layers import Layers, RMSNorm
 from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
-from model.qwen3 import MLP, Attention, Layers
+from model.qwen3 import MLP, Attention
 from model.rope import Rotation, apply_rope
 from model.weights import Packed, pack_projections
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv

@@ -4,8 +4,6 @@ A launch names a kernel and its arguments; tensors among them are numbered, so t
 as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Caches are given to the kernel and come back as they are: docs/device_checks.md 
 writes are seen there.
 """
 
-from __future__ import annotations
-
 import sys
 
 from torch import Tensor

@@ -22,7 +22,7 @@ from model.drafter import Drafter, DraftPass, DraftState
 from model.drafters.registry import DRAFTERS
 from model.layers import Head, LanguageModel
 from model.sampling import SamplingParams
-from model.step_rows import StepRows
+from model.drafter import StepRows
 from model.strict import Range, read
 from model.weights import ROWS, Packing, Weight
 from tests.compile.tiny import spec, write_model
