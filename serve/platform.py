@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from vllm.platforms.interface import Platform, PlatformEnum
+from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
 from model.cache import KEY_TILE
 from model.errors import UserError
@@ -44,11 +44,7 @@ _SPECULATIVE_METHOD = "custom_class"
 
 @dataclass(frozen=True)
 class Options:
-    """The options of --additional-config.
-
-    `speculation`: whether steps may speculate; `k`: a fixed number of draft tokens; `acceptance`: how much a response
-    reports of its drafts; `platform`: what runs the graphs (`nrt`: NEFFs by nrtpy).
-    """
+    """The options of --additional-config (docs/serving.md)."""
 
     speculation: bool = True
     k: Annotated[int, Range(0, MAX_K)] | None = None
@@ -58,9 +54,12 @@ class Options:
 
 def served_bundle() -> Bundle:
     """The bundle that this server was started for, the same in each of its processes; files are checked when read."""
-    bundle = _read(os.environ[BUNDLE_VARIABLE])
-    digest = os.environ.setdefault(DIGEST_VARIABLE, bundle.manifest.digest)
-    if bundle.manifest.digest != digest:
+    return same_bundle(_read(os.environ[BUNDLE_VARIABLE]))
+
+
+def same_bundle(bundle: Bundle) -> Bundle:
+    """The bundle, if it is the one that the server's first process has read; else UserError."""
+    if bundle.manifest.digest != os.environ.setdefault(DIGEST_VARIABLE, bundle.manifest.digest):
         raise UserError(f"{bundle.path} was replaced while the server was starting; start it again")
     return bundle
 
@@ -85,6 +84,16 @@ def options(vllm_config: VllmConfig, bundle: Bundle) -> Options:
             "a machine with Trainium2, or leave platform out"
         )
     return chosen
+
+
+class NullPlatform(UnspecifiedPlatform):
+    """vLLM commands without a bundle; with no device type their command line would end in a traceback."""
+
+    device_type = "cpu"
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Import none: no model runs, and the kernels of vLLM's CPU package need AVX-512."""
 
 
 class BundlePlatform(Platform):
@@ -202,48 +211,29 @@ def _prefill_chunk(spec: BundleSpec) -> int:
 
 def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
     """UserError for an option of the command line that the bundle cannot follow."""
-    parallel, model, spec, speculative = (
-        config.parallel_config,
-        config.model_config,
-        bundle.spec,
-        config.speculative_config,
-    )
+    spec, parallel, speculative = bundle.spec, config.parallel_config, config.speculative_config
+    copies, ranks, length = parallel.data_parallel_size, parallel.world_size, config.model_config.max_model_len
+    requests, chunked = config.scheduler_config.max_num_seqs, config.scheduler_config.enable_chunked_prefill
     blocks, fewest = config.cache_config.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
-    has_tokenizer = model.skip_tokenizer_init or TOKENIZER in bundle.files
     # vLLM calls this again in its engine's process, with the speculative-config that the first call has set
-    ours = speculative is None or speculative.method == _SPECULATIVE_METHOD
-    for followed, sentence in (
-        (ours, "speculative-config was given; the bundle brings its draft and its k, leave it out"),
+    method = speculative and speculative.method
+    for option, value, followed, supported in (
+        ("speculative-config", method, method in (None, _SPECULATIVE_METHOD), "the bundle has its draft, leave it out"),
+        ("data-parallel-size", copies, copies == 1, "start one server for each copy and a router in front of them"),
+        ("the parallel size", ranks, ranks == 1, "one process runs all ranks of the bundle, leave it out"),
+        ("max-model-len", length, length == spec.max_len, f"the bundle's is {spec.max_len}, leave it out"),
+        ("max-num-seqs", requests, requests <= spec.batch, f"the bundle has {spec.batch} slots, lower it"),
+        ("enable-chunked-prefill", chunked, chunked, "a bundle needs it, leave it out"),
         (
-            parallel.data_parallel_size == 1,
-            f"data-parallel-size is {parallel.data_parallel_size}; a server runs one copy of the bundle, start one "
-            "server for each copy and a router in front of them",
-        ),
-        (parallel.world_size == 1, "a parallel size was given; one process runs all ranks of the bundle, leave it out"),
-        (
-            model.max_model_len == spec.max_len,
-            f"max-model-len is {model.max_model_len}; the bundle's is {spec.max_len}, leave it out",
-        ),
-        (
-            config.scheduler_config.max_num_seqs <= spec.batch,
-            f"max-num-seqs is {config.scheduler_config.max_num_seqs}; the bundle has {spec.batch} slots, lower it",
-        ),
-        (
-            config.scheduler_config.enable_chunked_prefill,
-            "chunked prefill was disabled; a bundle needs it, leave it out",
-        ),
-        (
+            "num-gpu-blocks-override",
+            blocks,
             blocks is None or fewest <= blocks <= spec.pool,
-            f"num-gpu-blocks-override is {blocks}; this bundle takes {fewest} to {spec.pool}",
-        ),
-        (
-            bundle.manifest.has_weights,
-            f"{bundle.path} was built without weights; build it from checkpoint folders that hold them",
-        ),
-        (
-            has_tokenizer,
-            f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json",
+            f"this bundle takes {fewest} to {spec.pool}",
         ),
     ):
         if not followed:
-            raise UserError(sentence)
+            raise UserError(f"{option} is {value}; {supported}")
+    if not bundle.manifest.has_weights:
+        raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
+    if TOKENIZER not in bundle.files and not config.model_config.skip_tokenizer_init:
+        raise UserError(f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json")

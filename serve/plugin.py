@@ -30,7 +30,7 @@ def platform() -> str | None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if bundle is None:
-        return "serve.null_platform.NullPlatform" if only_ours else None
+        return "serve.platform.NullPlatform" if only_ours else None
     sys.argv[1:] = arguments
     os.environ[BUNDLE_VARIABLE] = str(bundle)
     # the worker has no model runner of vLLM's, of either version
