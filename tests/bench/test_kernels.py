@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bench.kernels import __main__ as kernels
+from bench.kernels import library
 from bench.kernels.cases import CASES
 from bench.kernels.explain import best_share, bound_ns, prompt_bound_ns, sums_ns
 from bench.kernels.layer import MANY_LAYERS
@@ -114,3 +117,20 @@ def test_no_schedule_beats_the_sums_over_ranks() -> None:
 def test_one_case_is_explained_recorded_or_drawn(flags: list[str]) -> None:
     with pytest.raises(UserError, match="take one case"):
         kernels.main(flags)
+
+
+def test_a_folder_without_the_library_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no nkilib; give a checkout"):
+        kernels.main(["--library", str(tmp_path)])
+
+
+def test_the_vendor_s_calls_have_our_shapes() -> None:
+    """Both cores counts of each; the same weights, cache and rows in bytes as our case needs."""
+    seen = []
+    for case, row in library.pairs():
+        sizes = {name: 2 * math.prod(shape) for name, (shape, _) in row.tensors.items()}
+        big = sum(size for name, size in sizes.items() if name.endswith("prior") or "proj" in name)
+        assert big == case.cost().hbm_bytes
+        assert row.lnc == case.lnc
+        seen.append((row.kernel, row.lnc))
+    assert set(seen) == {(kernel, lnc) for kernel in ("mlp_tkg", "attention_tkg") for lnc in (1, 2)}

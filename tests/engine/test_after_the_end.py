@@ -13,7 +13,7 @@ from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
 from model.sampling import NO_ID
 from tests.model.synthetic_load import Synthetic
-from tests.model.test_asks import words
+from tests.model.test_masks import words
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Event
 from trnspec.engine.masks import Walk
@@ -32,21 +32,21 @@ class Scored(Synthetic):
     cleared: tuple[int, ...] = ()
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        out, first = super().run(key, inputs), inputs.positions + 1
+        out, first = super().run(key, inputs), inputs.position_ids[:, 0] + 1
         if key.is_prefill:
-            first = inputs.positions + inputs.num_tokens
-        accepted = out.accepted_tokens.copy()
+            first = inputs.attention_mask.sum(1)
+        accepted = out.accepted.copy()
         for row, seed in enumerate(inputs.seeds[:, 0]):
             place = self.at - int(first[row])
             if seed == self.broken and 0 <= place < accepted.shape[1] and accepted[row, place] >= 0:
                 accepted[row, place] = NO_ID
         if inputs.allowed is None:
-            return out._replace(accepted_tokens=accepted)
+            return out._replace(accepted=accepted)
         scores = np.stack((-accepted / 1000, accepted), -1)
         if key.is_prefill:
             # a prompt's scores come with those of its first new id, which is behind them
             scores = np.pad(scores, ((0, 0), (int(first[0]) - 1, 0), (0, 0)))
-        return out._replace(accepted_tokens=accepted, scores=scores)
+        return out._replace(accepted=accepted, scores=scores)
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         self.cleared += (slot,)

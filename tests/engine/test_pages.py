@@ -1,5 +1,5 @@
-"""The paged cache: ids and acceptance are those of a request of its own blocks, whatever the chunks, blocks and
-neighbours, and whether the beginning of a prompt was cached or the request was preempted."""
+"""Caches of blocks: ids and acceptance are those of slots in one piece, whatever the chunks, blocks and neighbours, and
+whether the beginning of a prompt was there or the request has lost its place."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from unittest import mock
 import pytest
 import torch
 
-from model.cache import Cache
-from model.context import ONE_RANK
-from model.drafter import Drafter
+from bench.eager import Eager
+from model.backing import REFERENCE
+from model.cache import Cache, empty_caches
+from model.drafters import Drafter
 from model.drafters.chain import Chain
-from model.graph_key import Stage
+from model.drafters.registry import KINDS
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey, Stage
 from model.nki import simulated
-from model.nki.context import NkiContext
+from model.nki.backing import backing_of
 from model.ops import EAGER
+from model.parallel import ONE_RANK
 from model.qwen3 import Qwen3
 from model.speculative import Pair
-from tests.model.outer import BLOCK, Outer
+from tests.engine.outer import BLOCK, Outer
 from tests.model.test_acceptance import BATCH, CONFIG, DRAFTERS, K, V
 from trnspec.bundle.spec import CHUNKS as BUILT
 from trnspec.engine.async_engine import AsyncEngine
-from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Chunk, Params, Request, Shape
 
@@ -36,11 +39,14 @@ PROMPTS = tuple((rows, keys) for rows in (16, 32, 128, 256) for keys in (max(row
 POOL = 8
 
 
-def _made(drafter: str, blocks: int) -> tuple[EagerGraphs, Shape]:
+def _made(drafter: str, blocks: int) -> tuple[Eager, Shape]:
     """A runner on a pool of blocks."""
-    target, drafting, slots = DRAFTERS[drafter]()
-    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, blocks, prompts=PROMPTS, kept=K * (drafter == "parallel"))
-    return EagerGraphs(Pair(target, drafting), slots, blocks, BATCH), shape
+    target, drafting, kept = DRAFTERS[drafter]()
+    target.taps = drafting.taps
+    pair, last = Pair(target, drafting, EAGER, LENGTH), K * (drafter == "parallel")
+    apart = drafter in KINDS and KINDS[drafter].apart
+    shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, blocks, prompts=PROMPTS, kept=last, apart=apart)
+    return Eager(pair, kept, blocks, apart), shape
 
 
 def _requests(count: int, seed: int) -> list[Request]:
@@ -55,10 +61,21 @@ def _requests(count: int, seed: int) -> list[Request]:
     return requests
 
 
+class InOnePiece(Eager):
+    """The target alone on caches of a slot each, which need no blocks."""
+
+    def __init__(self, target: Qwen3) -> None:
+        super().__init__(Pair(target, Drafter(), EAGER), (), 0)
+        self.caches = empty_caches(target.config, ONE_RANK, BATCH, LENGTH, torch.float32)
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        return super().run(key, inputs._replace(block_table=None))
+
+
 def _in_one_piece(target: Qwen3, requests: list[Request]) -> list[list[int]]:
-    """The ids by the target, one request after the other, each prompt in one chunk."""
-    shape = Shape((), 1, LENGTH, (LENGTH,), V, 1 + LENGTH // BLOCK)
-    return [r.ids for r in Engine(EagerGraphs(Pair(target, Drafter()), (), shape.pool, 1), shape).run(requests)]
+    """The ids by the target alone, on slots in one piece."""
+    shape = Shape((), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH * LENGTH // BLOCK)
+    return [r.ids for r in Engine(InOnePiece(target), shape).run(requests)]
 
 
 def _expected(drafter: str, requests: list[Request]) -> list[list[int]]:
@@ -82,10 +99,10 @@ def test_blocks_pieces_hits_and_preemption_do_not_show(drafter: str) -> None:
 
 def test_kernels_on_blocks_have_the_reference_s_ids() -> None:
     """Simulated NKI kernels under random pieces, shared beginnings and preemption: the ids of slots in one piece."""
-    models, kernels = [], NkiContext(1, EAGER, simulated.serve)
-    for ctx in (ONE_RANK, kernels, kernels):
+    config, models = replace(CONFIG, head_dim=64), []
+    for backing in (REFERENCE, backing_of("nki", simulated.serve), backing_of("nki", simulated.serve)):
         torch.manual_seed(4)
-        models.append(Qwen3(replace(CONFIG, head_dim=64), ctx))
+        models.append(Qwen3(config, backing=backing))
         for parameter in models[-1].parameters():
             if parameter.is_floating_point():
                 parameter.data = torch.randn(parameter.shape) * 0.5 + (parameter.ndim == 1)
@@ -94,7 +111,7 @@ def test_kernels_on_blocks_have_the_reference_s_ids() -> None:
     prompts = ((128, 128), (128, LENGTH), (256, 256), (256, LENGTH))
     shape = Shape((K,), BATCH, LENGTH, (BLOCK, LENGTH), V, POOL, prompts=prompts)
     kept = (torch.zeros(BATCH, 1, 1, dtype=torch.int32),)
-    runner = EagerGraphs(Pair(models[1], Chain(models[2])), kept, POOL, BATCH)
+    runner = Eager(Pair(models[1], Chain(models[2]), EAGER, LENGTH), kept, POOL)
     outer = Outer(AsyncEngine(runner, shape, owns_blocks=False), requests, POOL, random.Random(2))
     assert outer.run() == expected
     assert min(outer.hits, outer.preempted) > 0
@@ -131,8 +148,9 @@ def test_a_step_runs_between_the_chunks_of_a_prompt() -> None:
     engine.add(Request((3,) * 384, max_new_tokens=2))
     for _ in range(5):
         engine.step()
-    prompt, step = Stage.PREFILL, Stage.STEP
-    assert [key.stage for key in runner.keys] == [prompt, prompt, step, prompt, step, step]
+    target, draft, step = Stage.PREFILL, Stage.PREFILL_DRAFT, Stage.STEP
+    # nobody can share the first prompt, so that its draft's part waits
+    assert [key.stage for key in runner.keys] == [target, target, draft, draft, step, target, draft, step, step]
 
 
 CHUNKS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trnspec.engine.ready import compile_graphs, engine_config, step_seconds
+from trnspec.engine.ready import compile_graphs, engine_config, served_shape, step_seconds
 
 from model.graph_key import GraphKey, Stage
 from tests.engine.ahead import Watched
@@ -46,7 +46,7 @@ LAST_AND_NEXT = {*LAST_OF_EACH, (5, 127), (2, 0), (4, 0), (6, 0)}
 
 
 @pytest.mark.parametrize(
-    ("of", "places"), [(engine_config, LAST_OF_EACH), (engine_config, LAST_AND_NEXT)], ids=["every graph", "longest"]
+    ("of", "places"), [(engine_config, LAST_OF_EACH), (served_shape, LAST_AND_NEXT)], ids=["every graph", "longest"]
 )
 def test_a_step_is_timed_at_the_end_of_its_bucket(
     family: Path, of: Callable[[Bundle], Shape], places: set[tuple[int, int]]
@@ -61,12 +61,12 @@ def test_a_step_is_timed_at_the_end_of_its_bucket(
 def test_what_is_served_on_a_cpu_has_no_graphs_for_fewer_keys(family: Path) -> None:
     """All prompts and steps of a request have a graph, to the end of its length; on a device there are all of them."""
     bundle = some_graphs(family, "none", max_len=256).bundle
-    every, served = engine_config(bundle), engine_config(bundle)
+    every, served = engine_config(bundle), served_shape(bundle)
     assert every.buckets == (128, 256)
     assert served.buckets == (256,)
     assert served.prompts == tuple((rows, 256) for rows in (32, 48, 64, 96, 128))
     assert [key for key in bundle.plan.by_key if served.has(key)] == [k for k in bundle.plan.by_key if k.bucket == 256]
-    assert engine_config(bundle, "neuron") == engine_config(bundle, "neuron")
+    assert served_shape(bundle, "neuron") == engine_config(bundle, "neuron")
     assert engine_config(bundle, "neuron").prompts == ((128, 128), (128, 256)), "a device takes no smaller chunks"
     small = some_graphs(family, "none").bundle
     assert engine_config(small, "neuron").prompts == small.spec.prompts == ((32, 128),), "unless there are no others"

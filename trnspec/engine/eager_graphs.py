@@ -92,7 +92,6 @@ def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = 
 def _loaded(part: Part, checkpoint: Checkpoint, ctx: Context) -> Any:
     """The model of a part on one rank."""
     model: Any = ctx.fuse(part.drafter.model_type(part.config, ctx))
-    pieces = {w.name: checkpoint.pieces(w, [0], 1, torch.float32) for w in part.weights}
-    weights = {name: torch.cat([piece.rows for piece in of_weight]) for name, of_weight in pieces.items()}
+    weights = {w.name: next(checkpoint.shards(w, 1, torch.float32)) for w in part.weights}
     model.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
     return model.eval()

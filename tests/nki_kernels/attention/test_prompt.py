@@ -11,13 +11,13 @@ import nki
 import numpy as np
 import pytest
 import torch
-from nki_kernels.attention.blocks import append_rows_kernel
 
 from model.attention import verify_attention as torch_attention
 from model.cache import Cache, Placement
 from model.ops import EAGER
 from nki_kernels import roofline
 from nki_kernels.attention import law
+from nki_kernels.attention.blocks import append_rows_kernel
 from nki_kernels.attention.prompt import check, prompt_attention
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample, gumbel_noise
 
 from model import sampling as model_sampling
 from model.filters import Filters
 from model.ops import EAGER
 from nki_kernels.sampling import law
+from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample, gumbel_noise
 from tests.nki_kernels.sampling.inputs import NO_FLOOR, SHAPES, Dims, Inputs, draw, generator_rows, merged, one
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample
 
+from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample
 from tests.nki_kernels.sampling.inputs import NO_FLOOR, merged, one
 
 K, TOKENS = 2, 3

@@ -10,11 +10,11 @@ import nki.language as nl
 import numpy as np
 import pytest
 import torch
-from nki_kernels.sampling.host import gumbel_noise
 
 import nkisim
 from model.sampling import gumbel_of
 from nki_kernels.sampling import law, threefry
+from nki_kernels.sampling.host import gumbel_noise
 from nkisim.pytest_plugin import KernelRuns
 from tests.nki_kernels.sampling.inputs import SHAPES, Dims, generator_rows, key, one
 

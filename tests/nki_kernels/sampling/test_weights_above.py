@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from nki_kernels.sampling.host import weights_above
 
 from nki_kernels.limits import SUM_ROWS
+from nki_kernels.sampling.host import weights_above
 from tests.nki_kernels.sampling.inputs import NO_FLOOR, SHAPES, Dims, draw
 
 
