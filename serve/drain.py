@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -27,24 +26,21 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.05
 # seconds of the shutdown timeout that the engine keeps to answer what is left with an error
 _ABORT_S = 1.0
-_SHUTTING_DOWN = {
-    "error": {"message": "the server is shutting down; send the request again, to a different one", "code": 503}
-}
+_REFUSAL = b'{"error": {"message": "the server is shutting down; send the request to a different one", "code": 503}}'
+_REFUSAL_HEADERS = [
+    (b"content-type", b"application/json"),
+    (b"content-length", b"%d" % len(_REFUSAL)),
+    (b"retry-after", b"1"),
+    (b"connection", b"close"),
+]
 
 
 def end_while_starting() -> None:
-    """Let SIGTERM and Ctrl-C end this server's processes at once, until vLLM's handler takes its place.
-
-    vLLM alone would wait until every graph is compiled.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        _end_now(number, "came before the server was ready")
-
+    """Until vLLM's handlers take its place, which would wait until every graph is compiled."""
     # only the process that receives the signals
     if multiprocessing.parent_process() is None:
         for number in _SIGNALS:
-            signal.signal(number, end)
+            signal.signal(number, lambda number, _: _end_now(number, "came before the server was ready"))
 
 
 def _end_now(number: int, reason: str) -> None:
@@ -65,11 +61,7 @@ def ignore_ctrl_c_in_engine() -> None:
 
 
 class DrainMiddleware:
-    """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish.
-
-    vLLM alone stays healthy until its end and answers a new request with no token. Its own signal handler stays and
-    runs after ours; a second signal ends the process at once.
-    """
+    """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish."""
 
     def __init__(self, app: App) -> None:
         self.app, self.draining, self.running = app, False, 0
@@ -110,22 +102,11 @@ class DrainMiddleware:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         new = scope["type"] == "http" and (scope["method"] == "POST" or path == "/health")
         if self.draining and new:
-            await _refuse(send)
+            await send({"type": "http.response.start", "status": 503, "headers": _REFUSAL_HEADERS})
+            await send({"type": "http.response.body", "body": _REFUSAL})
             return
         self.running += new
         try:
             await self.app(scope, receive, send)
         finally:
             self.running -= new
-
-
-async def _refuse(send: Send) -> None:
-    body = json.dumps(_SHUTTING_DOWN).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", b"1"),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -6,7 +6,6 @@ import functools
 import os
 import secrets
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,7 +20,7 @@ from serve.folder import BUNDLE_VARIABLE, DIGEST_VARIABLE, model_folder
 from serve.params import UnsupportedParam, check_request, reject_unsupported
 from serve.vllm_patches import allow_min_p_and_bias_with_drafts, hide_log_lines
 from trnspec.bundle.opening import Bundle, read_bundle
-from trnspec.bundle.spec import MAX_K, BundleSpec
+from trnspec.bundle.spec import MAX_K
 from trnspec.engine.config import engine_config
 from trnspec.engine.text import TOKENIZER
 
@@ -32,12 +31,6 @@ if TYPE_CHECKING:
 _SCHEDULER, _WORKER = "serve.scheduler.BundleScheduler", "serve.worker.BundleWorker"
 # prompt tokens of a prefill chunk that running requests wait for, unless --max-num-batched-tokens says otherwise
 _MAX_PREFILL_CHUNK = 512
-# seconds that running requests get to finish after SIGTERM
-DRAIN_SECONDS = 60
-# platform -> the package that runs graphs on it
-_PACKAGES = {"cpu": "jaxlib", "neuron": "libneuronxla", "nrt": "nrtpy"}
-# every reader of JSON keeps such a seed exactly
-_SEED_BITS = 53
 # vLLM's method of speculation that loads no draft model
 _SPECULATIVE_METHOD = "custom_class"
 
@@ -71,18 +64,13 @@ def _read(path: str) -> Bundle:
 
 
 def options(vllm_config: VllmConfig, bundle: Bundle) -> Options:
-    """The checked options of --additional-config; UserError for one that this bundle or machine cannot follow."""
+    """The checked options of --additional-config; UserError for one that this bundle cannot follow."""
     try:
         chosen = read(Options, vllm_config.additional_config, "additional-config")
     except Wrong as error:
         raise UserError(str(error)) from error
     if chosen.k not in (None, 0, *bundle.spec.ks):
         raise UserError(f"k is {chosen.k}; this bundle's graphs have k {', '.join(map(str, (0, *bundle.spec.ks)))}")
-    if find_spec(package := _PACKAGES[chosen.platform]) is None:
-        raise UserError(
-            f"platform is {chosen.platform!r} and this Python has no {package}; install it from AWS's package index on "
-            "a machine with Trainium2, or leave platform out"
-        )
     return chosen
 
 
@@ -130,7 +118,7 @@ class BundlePlatform(Platform):
         if parser is None:
             return
         bundle = served_bundle()
-        folder = str(model_folder(bundle))
+        folder, rows = str(model_folder(bundle)), {rows for rows, _ in bundle.spec.prompts}
         parser.set_defaults(
             hf_config_path=folder,
             tokenizer=folder,
@@ -139,9 +127,9 @@ class BundlePlatform(Platform):
             max_num_seqs=bundle.spec.batch,
             enable_prefix_caching=True,
             enable_chunked_prefill=True,
-            max_num_batched_tokens=_prefill_chunk(bundle.spec),
+            max_num_batched_tokens=max((n for n in rows if n <= _MAX_PREFILL_CHUNK), default=min(rows)),
             middleware=["serve.drain.DrainMiddleware"],
-            shutdown_timeout=DRAIN_SECONDS,
+            shutdown_timeout=60,
         )
 
     @classmethod
@@ -197,16 +185,11 @@ class BundlePlatform(Platform):
         try:
             reject_unsupported(requested, defaults)
             if params.seed is None and params.temperature > 0:
-                params.seed = secrets.randbits(_SEED_BITS)
+                # every reader of JSON keeps such a seed exactly
+                params.seed = secrets.randbits(53)
             check_request(config, tuple(processed_inputs["prompt_token_ids"]), params)
         except UnsupportedParam as error:
             raise VLLMValidationError(str(error), parameter=error.parameter) from error
-
-
-def _prefill_chunk(spec: BundleSpec) -> int:
-    """Prompt tokens in a step, unless the command says otherwise: the largest chunk of at most 512, or the smallest."""
-    sizes = {rows for rows, _ in spec.prompts}
-    return max((rows for rows in sizes if rows <= _MAX_PREFILL_CHUNK), default=min(sizes))
 
 
 def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:

@@ -140,6 +140,6 @@ def test_a_command_without_a_bundle_gets_a_bare_platform_where_no_other_answers(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["vllm", *words])
     monkeypatch.setattr(serve.plugin, "_is_only_platform", lambda: True)
-    assert platform() == "serve.null_platform.NullPlatform"
+    assert platform() == "serve.platform.NullPlatform"
     monkeypatch.setattr(serve.plugin, "_is_only_platform", lambda: False)
     assert platform() is None
