@@ -30,13 +30,6 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-@pytest.fixture(scope="module")
-def again(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The bundle's second server. A module's last test may end it."""
-    with served(bundle, tmp_path_factory.mktemp("again")) as server:
-        yield server
-
-
 @pytest.fixture(scope="session")
 def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """vLLM's own engine with the same target, in fp32 and without drafts; its model is named m."""

@@ -19,12 +19,6 @@ from pathlib import Path
 
 # where vLLM is missing the tests say so; `make serve-test` runs them
 NO_VLLM = "" if find_spec("vllm") else "vLLM is not installed here; make serve-test runs this"
-# what serve-test installs beside the server
-NO_CLIENTS = NO_VLLM or (
-    ""
-    if find_spec("lm_eval") and find_spec("vllm_router")
-    else "no lm-eval, no vllm-router here; make serve-test runs this"
-)
 # a server that runs already, such as one on a Trainium machine
 URL_VARIABLE = "TRNSPEC_TEST_URL"
 _START_S = 900

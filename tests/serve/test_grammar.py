@@ -6,6 +6,7 @@ import json
 import random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -81,49 +82,13 @@ def test_without_a_matcher_no_draft_passes(compiled: Any) -> None:
     assert Grammar("test", None, None)([1, 2]) is None
 
 
-class Broken:
-    """A matcher of which one part fails."""
-
-    def __init__(self, accepts: bool = True, fails: bool = False, words: int = 1) -> None:
-        self.accepts, self.fails, self.words = accepts, fails, words
-
-    def is_terminated(self) -> bool:
-        return False
-
-    def accept_tokens(self, name: str, ids: list[int]) -> bool:
-        return self.accepts
-
-    def rollback(self, count: int) -> None: ...
-
-    def fill_bitmask(self, words: Any, row: int) -> None:
-        if self.fails:
-            raise RuntimeError("the matcher is in a state that it cannot be in")
-        words[row] = self.words
-
-
-def _with(matcher: Broken) -> Any:
-    import torch  # noqa: PLC0415
-
+@pytest.mark.parametrize("broken", [{"accept_tokens.return_value": False}, {"fill_bitmask.side_effect": RuntimeError}])
+def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(broken: dict[str, Any]) -> None:
     from serve.grammar import Grammar  # noqa: PLC0415
 
-    backend = SimpleNamespace(allocate_token_bitmask=lambda rows: torch.zeros(rows, 4, dtype=torch.int32))
-    return Grammar("test", SimpleNamespace(grammar=matcher), SimpleNamespace(backend=backend))
-
-
-@pytest.mark.parametrize("matcher", [Broken(accepts=False), Broken(fails=True)], ids=["refuses", "raises"])
-def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(matcher: Broken) -> None:
-    grammar = _with(matcher)
+    matcher = mock.Mock(**{"is_terminated.return_value": False} | broken)
+    grammar = Grammar("test", SimpleNamespace(grammar=matcher), mock.Mock())
     assert grammar([1]) is None
     assert grammar.structured is None
     grammar.next = np.full(4, 5, np.int32)
     assert (grammar([1, 2]) == 5).all()
-
-
-def test_a_draft_after_which_no_token_is_allowed_is_left_out() -> None:
-    drafts: list[tuple[int, list[int]]] = [(0, []), (7, [1, 2])]
-    for words, followed in drafts:
-        grammar = _with(Broken(words=words))
-        grammar.next = np.full(4, -1, np.int32)
-        drafted = ConstrainedDraft(grammar, [], K, 4)
-        drafted.propose([1, 2])
-        assert drafted.drafts == followed

@@ -1,4 +1,4 @@
-"""SIGTERM or Ctrl-C: while graphs compile every process ends at once; after that no client of a drain waits for ever."""
+"""SIGTERM or Ctrl-C: while graphs compile every process ends at once; later the drain answers everyone."""
 
 from __future__ import annotations
 

@@ -82,10 +82,3 @@ def test_the_engine_s_mistake_is_the_first_process_s_sentence(
     assert end(tmp_path, statement) == (2, [f"error: {expected}"])
     # it is told once
     assert end(tmp_path, statement)[0] == 1
-
-
-def test_a_bug_in_the_engine_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
-    with pytest.raises(ValueError, match="a bug"), report_to_parent():
-        raise ValueError("a bug")
-    assert not list(tmp_path.iterdir())

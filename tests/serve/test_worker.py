@@ -60,21 +60,6 @@ def test_a_mask_without_a_token_reaches_the_engine(worker: Any) -> None:
     assert given == [worker.waiting]
 
 
-def test_steps_are_counted_by_k() -> None:
-    from prometheus_client import REGISTRY  # noqa: PLC0415
-
-    from serve.metrics import Metrics  # noqa: PLC0415
-
-    def counted() -> list[float]:
-        samples = ("trnspec_steps_total", {"k": "3"}), ("trnspec_prefill_chunks_total", {})
-        return [REGISTRY.get_sample_value(*sample) or 0.0 for sample in samples]
-
-    before, metrics = counted(), Metrics("chain")
-    for k in (3, 3, None):
-        metrics.end(k, launched_ahead=True)
-    assert np.subtract(counted(), before).tolist() == [2, 1]
-
-
 def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts(worker: Any) -> None:
     placeholders = {}
     for k in (None, 0, 1, 3):
