@@ -18,7 +18,7 @@ from model.strict import Range, Wrong, read
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, DIGEST_VARIABLE, model_folder
 from serve.params import UnsupportedParam, check_request, reject_unsupported
-from serve.vllm_patches import allow_min_p_and_bias_with_drafts, hide_log_lines
+from serve.vllm_patches import allow_min_p_and_bias_with_drafts
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.spec import MAX_K
 from trnspec.engine.config import engine_config
@@ -138,7 +138,6 @@ class BundlePlatform(Platform):
 
         bundle = served_bundle()
         spec, chosen = bundle.spec, options(vllm_config, bundle)
-        hide_log_lines()
         # with several API servers, the first process has a handler of vLLM's from the start
         if vllm_config.parallel_config._api_process_count == 1:
             end_while_starting()

@@ -63,14 +63,9 @@ def model_name(server: Server) -> str:
     return str(model["id"])
 
 
-def command(name: str) -> str:
-    """The path of a command of this environment."""
-    return str(Path(sys.executable).with_name(name))
-
-
 def vllm_command(bundle: str) -> list[str]:
-    """This environment's `vllm serve` of a folder or an address, on loopback."""
-    return [command("vllm"), "serve", bundle, "--host", "127.0.0.1"]
+    """This environment's `vllm serve` of a folder, on loopback."""
+    return [str(Path(sys.executable).with_name("vllm")), "serve", bundle, "--host", "127.0.0.1"]
 
 
 @contextmanager

@@ -39,17 +39,13 @@ FIELDS = {
     "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids", "logprobs"},
     "vllm.v1.outputs.DraftTokenIds": {"req_ids", "draft_token_ids"},
     "vllm.v1.core.sched.output.SchedulerOutput": {
-        "scheduled_new_reqs",
-        "scheduled_cached_reqs",
-        "num_scheduled_tokens",
-        "finished_req_ids",
-        "has_structured_output_requests",
-        "scheduled_spec_decode_tokens",
+        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids",
+        "has_structured_output_requests", "scheduled_spec_decode_tokens",
     },
     "vllm.v1.core.sched.output.GrammarOutput": {"structured_output_request_ids", "grammar_bitmask"},
     "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},
     "vllm.v1.kv_cache_interface.FullAttentionSpec": {"block_size", "num_kv_heads", "head_size", "dtype"},
-}
+}  # fmt: skip
 
 
 def named(path: str) -> object:

@@ -83,7 +83,7 @@ def test_a_server_that_ends_is_not_ready_and_takes_nothing_new(
 
 @pytest.mark.parametrize(("seconds", "left"), [(60.0, 59.0), (1.1, 0.9)], ids=["in time", "too slow"])
 def test_the_engine_ends_after_the_running_requests_or_in_time_to_answer_them(seconds: float, left: float) -> None:
-    """Also those that have not reached it yet; a second of the timeout is left to answer the others with an error."""
+    """A second of the timeout is left to answer the others with an error."""
     waited, answered = list[float](), list[int]()
     go_on = asyncio.Event()
 

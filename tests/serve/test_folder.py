@@ -28,7 +28,7 @@ def bundle(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(graphs(base).bundle.path, tmp_path / "bundle")
 
 
-def test_a_folder_with_a_manifest_is_meant_and_nothing_else_is(bundle: Path, tmp_path: Path) -> None:
+def test_only_a_folder_with_a_manifest_is_a_bundle(bundle: Path, tmp_path: Path) -> None:
     assert find_bundle_arg(["serve", str(bundle), "--port", "1"]) == bundle
     assert find_bundle_arg(["serve", "--port", "1", "--model", str(bundle)]) == bundle
     assert find_bundle_arg(["serve", f"--model={bundle}"]) == bundle
@@ -50,7 +50,7 @@ def test_a_folder_with_a_manifest_is_meant_and_nothing_else_is(bundle: Path, tmp
         ("serve --port 1", "the command names no bundle"),
     ],
 )
-def test_a_command_that_names_no_bundle_hears_which_word_it_was(arguments: str, sentence: str) -> None:
+def test_a_command_without_a_bundle_is_a_sentence_that_says_why(arguments: str, sentence: str) -> None:
     assert str(no_bundle(arguments.split())).startswith(sentence)
 
 
@@ -68,8 +68,6 @@ def test_vllm_reads_the_target_and_its_tokenizer(bundle: Path) -> None:
 def test_a_second_platform_on_the_machine_is_a_sentence(
     chosen: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As vllm_neuron's, which offers its own where it sees a device; one that offers nothing, or breaks, is none."""
-
     def broken() -> str:
         raise OSError
 
@@ -86,7 +84,6 @@ def test_a_second_platform_on_the_machine_is_a_sentence(
     monkeypatch.setattr(serve.plugin, "find_bundle_arg", lambda arguments: Path("demo"))
     for name in ("_share_metrics", "install_excepthook"):
         monkeypatch.setattr(serve.plugin, name, lambda: None)
-    # what it sets is taken back
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     monkeypatch.setenv(BUNDLE_VARIABLE, "")
     monkeypatch.setenv("VLLM_PLUGINS", chosen) if chosen else monkeypatch.delenv("VLLM_PLUGINS", raising=False)

@@ -76,8 +76,6 @@ def test_the_engine_gets_what_was_asked_and_ends_where_vllm_does() -> None:
     [
         ((1, 2048), {}),
         ((1,) * 256, {}),
-        ((), {}),
-        ((1,), {"seed": -1}),
         ((1,), {"top_k": 1 << 24}),
         ((1,), {"repetition_penalty": 1e-9}),
         ((1,), {"logprobs": 21}),
