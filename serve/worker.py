@@ -209,21 +209,19 @@ class BundleWorker(WorkerBase):
         return self.masked[name]
 
     def _output(self, scheduler_output: SchedulerOutput, by_number: dict[int, Event]) -> ModelRunnerOutput:
-        names, nothing = list(scheduler_output.num_scheduled_tokens), Event(-1, [])
-        events = [by_number.get(self.numbers.get(name, -1), nothing) for name in names]
-        prompts = {
-            n: _scores(self.requests[n][0][1:], e.prompt_scores)
-            for n, e in zip(names, events, strict=True)
-            if e.prompt_scores
-        }
-        failed = {n: e.result.error for n, e in zip(names, events, strict=True) if e.result and e.result.error}
+        nothing = Event(-1, [])
+        by_name = {n: by_number.get(self.numbers.get(n, -1), nothing) for n in scheduler_output.num_scheduled_tokens}
+        failed = {name: event.result.error for name, event in by_name.items() if event.result and event.result.error}
         for name, error in failed.items():
             print(f"trnspec: request {name} ends with an error: {error}", file=sys.stderr, flush=True)
             self._forget(name)
+            by_name[name] = nothing
+        prompts = {n: _scores(self.requests[n][0][1:], e.prompt_scores) for n, e in by_name.items() if e.prompt_scores}
+        events = list(by_name.values())
         return StepOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=[[] if name in failed else event.ids for name, event in zip(names, events, strict=True)],
+            req_ids=list(by_name),
+            req_id_to_index={name: place for place, name in enumerate(by_name)},
+            sampled_token_ids=[event.ids for event in events],
             logprobs=_logprobs(events) if any(event.scores for event in events) else None,
             failed=set(failed),
             prompt_logprobs_dict={n: LogprobsTensors(*map(torch.from_numpy, scores)) for n, scores in prompts.items()},

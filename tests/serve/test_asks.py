@@ -9,7 +9,7 @@ import pytest
 
 from tests.model.demo_bundle import PROMPTS
 from tests.serve.server import NO_VLLM, Server
-from tests.serve.test_http import ask, ids_of
+from tests.serve.test_http import complete, ids_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
 # the demo's end of a text
@@ -42,17 +42,17 @@ def stock(stock_server: Server) -> Any:
 def _all_at_once(client: Any, name: str, **more: Any) -> list[list[int]]:
     """The ids of all PARAMETERS for every prompt, several at a time."""
     with ThreadPoolExecutor(8) as pool:
-        asked = [
-            pool.submit(ask, client, name, prompt, max_tokens=48, temperature=0.0, **parameters, **more)
+        answers = [
+            pool.submit(complete, client, name, prompt, max_tokens=48, temperature=0.0, **parameters, **more)
             for parameters in PARAMETERS.values()
             for prompt in SOME_PROMPTS
         ]
-        return [ids_of(answer.result()) for answer in asked]
+        return [ids_of(answer.result()) for answer in answers]
 
 
 def test_greedy_ids_are_vllm_s_own(client: Any, name: str, stock: Any) -> None:
     ours, theirs = _all_at_once(client, name), _all_at_once(stock, "m")
-    plain = [ids_of(ask(client, name, p, max_tokens=48, temperature=0.0)) for p in SOME_PROMPTS] * len(PARAMETERS)
+    plain = [ids_of(complete(client, name, p, max_tokens=48, temperature=0.0)) for p in SOME_PROMPTS] * len(PARAMETERS)
     for place, parameters in enumerate(PARAMETERS):
         rows = slice(3 * place, 3 * place + 3)
         assert ours[rows] == theirs[rows], parameters
@@ -60,9 +60,9 @@ def test_greedy_ids_are_vllm_s_own(client: Any, name: str, stock: Any) -> None:
 
 
 def test_log_probabilities_are_vllm_s_own(client: Any, name: str, stock: Any) -> None:
-    asked = {"max_tokens": 12, "temperature": 0.0, "logprobs": 5, "echo": True, "frequency_penalty": 0.5}
+    body = {"max_tokens": 12, "temperature": 0.0, "logprobs": 5, "echo": True, "frequency_penalty": 0.5}
     for prompt in SOME_PROMPTS:
-        mine, other = (ask(c, n, prompt, **asked).choices[0] for c, n in ((client, name), (stock, "m")))
+        mine, other = (complete(c, n, prompt, **body).choices[0] for c, n in ((client, name), (stock, "m")))
         assert list(mine.token_ids) == list(other.token_ids)
         assert mine.logprobs.tokens == other.logprobs.tokens
         assert mine.logprobs.token_logprobs[1:] == pytest.approx(other.logprobs.token_logprobs[1:], abs=2e-3)

@@ -17,11 +17,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
-def heard_before() -> Iterator[list[int]]:
-    """The signals that the handler in place before the middleware's has heard of."""
-    heard: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: heard.append(number)) for number in SIGNALS}
-    yield heard
+def signals_before() -> Iterator[list[int]]:
+    """The signals that the handler before the middleware's has received."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in SIGNALS}
+    yield received
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -72,13 +72,13 @@ async def statuses(signal_: signal.Signals) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("signal_", SIGNALS)
 def test_a_server_that_ends_is_not_ready_and_takes_nothing_new(
-    heard_before: list[int], signal_: signal.Signals
+    signals_before: list[int], signal_: signal.Signals
 ) -> None:
     # asyncio.run would take Ctrl-C for itself
     loop = asyncio.new_event_loop()
     assert loop.run_until_complete(statuses(signal_)) == ([200] * 4, list(CALLS.values()))
     loop.close()
-    assert heard_before == [signal_], "the handler before it heard of the signal too"
+    assert signals_before == [signal_], "the handler before it receives the signal too"
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(60.0, 59.0), (1.1, 0.9)], ids=["in time", "too slow"])

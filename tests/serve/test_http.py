@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +19,7 @@ GREEDY = {"temperature": 0.0}
 SEEDED = {"temperature": 0.9, "seed": 11, "extra_body": {"top_k": 50, "min_p": 0.02}, "top_p": 0.95}
 
 
-def ask(client: Any, name: str, prompt: Any, **more: Any) -> Any:
+def complete(client: Any, name: str, prompt: Any, **more: Any) -> Any:
     """A completion whose choices have their ids."""
     extra = {"return_token_ids": True} | more.pop("extra_body", {})
     return client.completions.create(model=name, prompt=prompt, extra_body=extra, **more)
@@ -32,7 +33,7 @@ def ids_of(completion: Any) -> list[int]:
 def test_tokens_are_the_offline_ones(client: Any, name: str, llm: LLM, prompt: str) -> None:
     for params, body in ((Params(), GREEDY), (Params(0.9, 50, 0.95, 0.02, 11), SEEDED)):
         offline = llm.generate(prompt, params, max_new_tokens=40)
-        online = ask(client, name, prompt, max_tokens=40, **body)
+        online = complete(client, name, prompt, max_tokens=40, **body)
         assert ids_of(online) == list(offline.ids)
         assert online.choices[0].finish_reason == {"eos": "stop", "length": "length"}[offline.finish_reason]
 
@@ -41,26 +42,26 @@ def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, ll
     lengths = [1, 33, 5, 60, 17, 2, 48, 9, 25, 40]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(lengths))]
     with ThreadPoolExecutor(len(lengths)) as pool:
-        asked = [
-            pool.submit(ask, client, name, p, max_tokens=n, temperature=0.8, seed=i)
+        answers = [
+            pool.submit(complete, client, name, p, max_tokens=n, temperature=0.8, seed=i)
             for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))
         ]
-        online = [ids_of(a.result()) for a in asked]
+        online = [ids_of(a.result()) for a in answers]
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         assert online[i] == list(llm.generate(prompt, Params(0.8, seed=i), max_new_tokens=length).ids)
 
 
 def test_a_stream_joins_to_the_text_that_comes_at_once(client: Any, name: str) -> None:
-    whole = ask(client, name, PROMPTS[0], max_tokens=40, **SEEDED).choices[0].text
-    pieces = [c.choices[0].text for c in ask(client, name, PROMPTS[0], max_tokens=40, stream=True, **SEEDED)]
+    whole = complete(client, name, PROMPTS[0], max_tokens=40, **SEEDED).choices[0].text
+    pieces = [c.choices[0].text for c in complete(client, name, PROMPTS[0], max_tokens=40, stream=True, **SEEDED)]
     assert "".join(pieces) == whole
 
 
 def test_a_stop_string_inside_a_block_cuts_the_text_before_it(client: Any, name: str) -> None:
-    whole = ask(client, name, PROMPTS[0], max_tokens=60, **GREEDY).choices[0].text
+    whole = complete(client, name, PROMPTS[0], max_tokens=60, **GREEDY).choices[0].text
     for begin in (7, 11, 16):
         stop = whole[begin : begin + 3]
-        choice = ask(client, name, PROMPTS[0], max_tokens=60, stop=stop, **GREEDY).choices[0]
+        choice = complete(client, name, PROMPTS[0], max_tokens=60, stop=stop, **GREEDY).choices[0]
         assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
@@ -68,7 +69,7 @@ def test_a_stop_string_inside_a_block_cuts_the_text_before_it(client: Any, name:
 def test_a_request_that_ends_at_the_last_token_of_the_context(client: Any, name: str, llm: LLM, length: int) -> None:
     prompt = [(7 * i) % 500 + 3 for i in range(length)]
     offline = llm.generate(prompt, max_new_tokens=256)
-    online = ask(client, name, prompt, max_tokens=256 - length, extra_body={"ignore_eos": True}, **GREEDY)
+    online = complete(client, name, prompt, max_tokens=256 - length, extra_body={"ignore_eos": True}, **GREEDY)
     assert len(ids_of(online)) == 256 - length
     assert ids_of(online)[: len(offline.ids)] == list(offline.ids)
 
@@ -80,21 +81,23 @@ def test_clients_that_leave_free_their_slots_and_their_places_in_the_queue(
     import openai  # noqa: PLC0415
 
     long = {"extra_body": {"ignore_eos": True}, "max_tokens": 240, "stream": True} | GREEDY
-    streams = [ask(client, name, PROMPTS[0], **long) for _ in range(8)]
+    streams = [complete(client, name, PROMPTS[0], **long) for _ in range(8)]
     for stream in streams[:4]:
         next(iter(stream))
     for _ in range(3):
         with pytest.raises(openai.APITimeoutError):
-            ask(client.with_options(timeout=0.05), name, PROMPTS[1], max_tokens=200, **GREEDY)
+            complete(client.with_options(timeout=0.05), name, PROMPTS[1], max_tokens=200, **GREEDY)
     for stream in streams:
         stream.close()
     offline = llm.generate(PROMPTS[1], max_new_tokens=30)
-    assert ids_of(ask(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
+    assert ids_of(complete(client, name, PROMPTS[1], max_tokens=30, **GREEDY)) == list(offline.ids)
+    # the gauges follow the last step
+    time.sleep(1)
     assert sample(server, "vllm:num_requests_running") == 0
 
 
 def test_n_samples_use_the_seeds_that_follow(client: Any, name: str, llm: LLM) -> None:
-    choices = ask(client, name, PROMPTS[0], max_tokens=20, n=3, temperature=0.9, seed=5).choices
+    choices = complete(client, name, PROMPTS[0], max_tokens=20, n=3, temperature=0.9, seed=5).choices
     for choice in choices:
         params = Params(0.9, seed=5 + choice.index)
         assert list(choice.token_ids) == list(llm.generate(PROMPTS[0], params, max_new_tokens=20).ids)

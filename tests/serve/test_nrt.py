@@ -24,9 +24,9 @@ DRAWN = Params(temperature=0.8, seed=5)
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("neffs")
-    held = graphs.__wrapped__(folder, tp=2, k=2, batch=2, max_len=128)
+    built = graphs.__wrapped__(folder, tp=2, k=2, batch=2, max_len=128)
     (folder / "compiled").mkdir()
-    return with_neffs(held.bundle, folder / "compiled").path
+    return with_neffs(built.bundle, folder / "compiled").path
 
 
 @pytest.fixture(scope="module")

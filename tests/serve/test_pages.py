@@ -12,7 +12,7 @@ import pytest
 
 from tests.model.demo_bundle import graphs
 from tests.serve.server import NO_VLLM, Server, sample, served
-from tests.serve.test_http import ask, ids_of
+from tests.serve.test_http import complete, ids_of
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
@@ -47,16 +47,16 @@ def _requests(count: int) -> list[tuple[list[int], int, Params]]:
     return requests
 
 
-def _asked(client: Any, name: str, request: tuple[list[int], int, Params]) -> list[int]:
+def _completed(client: Any, name: str, request: tuple[list[int], int, Params]) -> list[int]:
     ids, length, params = request
     more = {"max_tokens": length, "temperature": params.temperature, "seed": params.seed}
-    return ids_of(ask(client, name, ids, extra_body={"ignore_eos": True}, **more))
+    return ids_of(complete(client, name, ids, extra_body={"ignore_eos": True}, **more))
 
 
 def test_ids_do_not_show_who_had_the_blocks(server: Server, client: Any, name: str, llm: LLM) -> None:
     requests = _requests(40)
     with ThreadPoolExecutor(8) as pool:
-        online = list(pool.map(lambda request: _asked(client, name, request), requests))
+        online = list(pool.map(lambda request: _completed(client, name, request), requests))
     llm._eos = ()
     for request, ids in zip(requests, online, strict=True):
         prompt, length, params = request
@@ -72,6 +72,6 @@ def test_no_piece_of_a_prompt_is_longer_than_its_graph(server: Server, client: A
     prompts = [[rng.randrange(1, 400) for _ in range(160)] for _ in range(clients)]
     before = sample(server, "trnspec_prefill_chunks_total")
     with ThreadPoolExecutor(clients) as pool:
-        list(pool.map(lambda prompt: _asked(client, name, (prompt, 1, Params())), prompts))
+        list(pool.map(lambda prompt: _completed(client, name, (prompt, 1, Params())), prompts))
     # with a piece longer by what is meant for steps, or shorter, there would be more
     assert sample(server, "trnspec_prefill_chunks_total") - before == clients * 160 / 32

@@ -80,5 +80,5 @@ def test_the_engine_s_mistake_is_the_first_process_s_sentence(
     expected = "it is damaged" if isinstance(error, UserError) else sentence
     statement = "raise RuntimeError('Engine core initialization failed.')"
     assert end(tmp_path, statement) == (2, [f"error: {expected}"])
-    # it is told once
+    # the sentence is reported once
     assert end(tmp_path, statement)[0] == 1

@@ -14,7 +14,7 @@ import pytest
 from tests.model.demo_bundle import PROMPTS, graphs
 from tests.serve.server import NO_VLLM, Server, sample, served
 from tests.serve.test_grammar import SCHEMA, grammar_of
-from tests.serve.test_http import ask, ids_of
+from tests.serve.test_http import complete, ids_of
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
@@ -62,10 +62,13 @@ def test_every_output_parses_and_other_requests_do_not_change(
     extra, holds = FORMS[form]
     with ThreadPoolExecutor(4) as pool:
         free = [
-            pool.submit(ask, client, name, PROMPTS[i], max_tokens=40, temperature=0.8 * (i % 2), seed=i) for i in (0, 1)
+            pool.submit(complete, client, name, PROMPTS[i], max_tokens=40, temperature=0.8 * (i % 2), seed=i)
+            for i in (0, 1)
         ]
         bound = [
-            pool.submit(ask, client, name, PROMPTS[i], max_tokens=70, temperature=temperature, seed=i, extra_body=extra)
+            pool.submit(
+                complete, client, name, PROMPTS[i], max_tokens=70, temperature=temperature, seed=i, extra_body=extra
+            )
             for i in (2, 3)
         ]
     for answer in bound:
@@ -84,8 +87,8 @@ def test_drafts_under_a_schema_change_no_token(
     """With seven drafts a step, against one token a step offline."""
     kept = sample(server, "vllm:spec_decode_num_accepted_tokens_total")
     for seed, prompt in enumerate(PROMPTS[:3]):
-        asked = {"max_tokens": 60, "temperature": temperature, "seed": seed, "extra_body": FORMS["schema"][0]}
-        ids = ids_of(ask(client, name, prompt, **asked))
+        body = {"max_tokens": 60, "temperature": temperature, "seed": seed, "extra_body": FORMS["schema"][0]}
+        ids = ids_of(complete(client, name, prompt, **body))
         allowed = grammar_of(SCHEMA, llm.bundle.spec.target_config.eos_token_ids)
         params = Params(temperature, seed=seed)
         offline = llm.generate(prompt, params, max_new_tokens=60, speculation=False, allowed=allowed)
@@ -107,10 +110,12 @@ def test_a_mask_that_allows_no_token_ends_that_request_only(
 
     with ThreadPoolExecutor(8) as pool:
         dead = [
-            pool.submit(ask, client, name, PROMPTS[i], max_tokens=20, seed=i, extra_body=DEAD_ENDS[form])
+            pool.submit(complete, client, name, PROMPTS[i], max_tokens=20, seed=i, extra_body=DEAD_ENDS[form])
             for i in range(4)
         ]
-        free = [pool.submit(ask, client, name, PROMPTS[i], max_tokens=40, temperature=0.8, seed=i) for i in range(4)]
+        free = [
+            pool.submit(complete, client, name, PROMPTS[i], max_tokens=40, temperature=0.8, seed=i) for i in range(4)
+        ]
     for answer in dead:
         with pytest.raises(openai.InternalServerError):
             answer.result()
@@ -123,6 +128,6 @@ def test_a_mask_that_allows_no_token_ends_that_request_only(
 
 
 def test_an_answer_reports_its_acceptance(client: Any, name: str, llm: LLM) -> None:
-    answer = ask(client, name, PROMPTS[0], max_tokens=20, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
+    answer = complete(client, name, PROMPTS[0], max_tokens=20, temperature=0.9, seed=3, extra_body={"ignore_eos": True})
     offline = llm.generate(PROMPTS[0], Params(0.9, seed=3), max_new_tokens=20)
     assert len(answer.metrics["speculative_decoding"]["per_step_accepted"]) == offline.steps
