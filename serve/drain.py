@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import shutil
@@ -24,8 +25,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.05
-# seconds of the shutdown timeout that the engine keeps to answer what is left with an error
-_ABORT_S = 1.0
+# seconds of the shutdown timeout in which what is left gets an error: vLLM ends an engine that has work unanswered
+_CANCEL_S = 1.0
 _REFUSAL = b'{"error": {"message": "the server is shutting down; send the request to a different one", "code": 503}}'
 _REFUSAL_HEADERS = [
     (b"content-type", b"application/json"),
@@ -64,7 +65,7 @@ class DrainMiddleware:
     """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish."""
 
     def __init__(self, app: App) -> None:
-        self.app, self.draining, self.running = app, False, 0
+        self.app, self.draining, self.running = app, False, set[Any]()
 
     def _install_handlers(self) -> None:
         vllm_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -81,9 +82,13 @@ class DrainMiddleware:
             signal.siginterrupt(number, False)
 
     def _wait(self, seconds: float) -> float:
-        """Wait for the running requests, in a thread of vLLM's; the seconds left for the engine's end."""
+        """Wait for the running requests in a thread of vLLM's, cancel the rest; the seconds left for the engine."""
         end = time.monotonic() + seconds
-        while self.running and time.monotonic() < end - _ABORT_S:
+        while self.running and time.monotonic() < end - _CANCEL_S:
+            time.sleep(_POLL_S)
+        for task in self.running.copy():
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        while self.running and time.monotonic() < end:
             time.sleep(_POLL_S)
         return max(0.0, end - time.monotonic())
 
@@ -102,11 +107,28 @@ class DrainMiddleware:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         new = scope["type"] == "http" and (scope["method"] == "POST" or path == "/health")
         if self.draining and new:
-            await send({"type": "http.response.start", "status": 503, "headers": _REFUSAL_HEADERS})
-            await send({"type": "http.response.body", "body": _REFUSAL})
+            await _refuse(send, streaming=False)
             return
-        self.running += new
+        streaming, task = False, asyncio.current_task()
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal streaming
+            streaming = True
+            await send(message)
+
+        self.running |= {task} if new else set()
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            await _refuse(send, streaming)
         finally:
-            self.running -= new
+            self.running.discard(task)
+
+
+async def _refuse(send: Send, streaming: bool) -> None:
+    """Answer with a 503, or an error event in a stream that has begun."""
+    if not streaming:
+        await send({"type": "http.response.start", "status": 503, "headers": _REFUSAL_HEADERS})
+    await send({"type": "http.response.body", "body": b"data: " + _REFUSAL + b"\n\n" if streaming else _REFUSAL})

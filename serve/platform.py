@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # vLLM's modules need the platform while they are imported, so the platform imports them when it is called
 _SCHEDULER, _WORKER = "serve.scheduler.BundleScheduler", "serve.worker.BundleWorker"
-# prompt tokens of a prefill chunk that running requests wait for, unless --max-num-batched-tokens says otherwise
-_MAX_PREFILL_CHUNK = 512
 # vLLM's method of speculation that loads no draft model
 _SPECULATIVE_METHOD = "custom_class"
 
@@ -127,7 +125,8 @@ class BundlePlatform(Platform):
             max_num_seqs=bundle.spec.batch,
             enable_prefix_caching=True,
             enable_chunked_prefill=True,
-            max_num_batched_tokens=max((n for n in rows if n <= _MAX_PREFILL_CHUNK), default=min(rows)),
+            # running requests wait for a chunk
+            max_num_batched_tokens=max((n for n in rows if n <= 512), default=min(rows)),
             middleware=["serve.drain.DrainMiddleware"],
             shutdown_timeout=60,
         )

@@ -81,32 +81,38 @@ def test_a_server_that_ends_is_not_ready_and_takes_nothing_new(
     assert signals_before == [signal_], "the handler before it receives the signal too"
 
 
-@pytest.mark.parametrize(("seconds", "left"), [(60.0, 59.0), (1.1, 0.9)], ids=["in time", "too slow"])
-def test_the_engine_ends_after_the_running_requests_or_in_time_to_answer_them(seconds: float, left: float) -> None:
-    """A second of the timeout is left to answer the others with an error."""
-    waited, answered = list[float](), list[int]()
-    go_on = asyncio.Event()
+@pytest.mark.parametrize(("seconds", "streaming"), [(60.0, False), (1.1, False), (1.1, True)])
+def test_the_engine_ends_after_the_running_requests_or_after_their_errors(seconds: float, streaming: bool) -> None:
+    """A second of the timeout is left for the errors of what cannot end in time."""
+    sent, go_on = list[Message](), asyncio.Event()
 
     async def slow(scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await go_on.wait()
-            answered.append(1)
+        if streaming:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await go_on.wait()
+        await send({"type": "http.response.body", "body": b"all"})
 
-    async def run() -> None:
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def run() -> float:
         middleware = DrainMiddleware(slow)
         scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
-        request = asyncio.create_task(middleware(scope, None, None))  # type: ignore[arg-type]
+        request = asyncio.create_task(middleware(scope, None, send))  # type: ignore[arg-type]
         await asyncio.sleep(0)
-        ends = asyncio.get_running_loop().run_in_executor(None, lambda: waited.append(middleware._wait(seconds)))
+        middleware.draining = True
+        left = asyncio.get_running_loop().run_in_executor(None, middleware._wait, seconds)
         await asyncio.sleep(0.3)
-        assert bool(waited) == (seconds < 2)
         go_on.set()
         await request
-        await ends
+        return await left
 
-    asyncio.run(run())
-    assert answered
-    assert left <= waited[0] <= seconds
+    left = asyncio.run(run())
+    assert seconds - 1 < left <= seconds
+    statuses = [message["status"] for message in sent if "status" in message]
+    assert statuses == ([200] if streaming else [503] if seconds < 2 else [])
+    assert (sent[-1]["body"] == b"all") == (seconds > 2)
+    assert sent[-1]["body"].startswith(b"data: ") == streaming
 
 
 def test_the_engine_gets_the_seconds_that_are_left_and_its_end_is_logged_as_no_failure() -> None:
@@ -132,7 +138,7 @@ def test_a_second_signal_ends_the_server_at_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(serve.drain, "_end_now", lambda number, reason: ended.append(number))
     middleware = DrainMiddleware(app)
     middleware._install_handlers()
-    middleware.running = 1
+    middleware.running.add(None)
     os.kill(os.getpid(), signal.SIGINT)
     assert not ended
     os.kill(os.getpid(), signal.SIGINT)

@@ -28,8 +28,6 @@ MISTAKES = {
     ),
     "port": ("raise OSError(98, 'Address already in use')", "the port is in use; end the server that listens on it, "
              "or give a different --port"),
-    "disk": ("raise OSError(28, 'No space left on device')", "the disk of this command is full; free some space and "
-             "run the command again"),
     "an option of vLLM's": (
         "exec(\"raise ValueError('tokens (64) are few')\", {'__name__': 'vllm.engine.arg_utils'})",
         "tokens (64) are few",
