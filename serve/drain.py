@@ -21,7 +21,6 @@ from serve.vllm_patches import before_engine_shutdown
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.05
@@ -64,7 +63,7 @@ def ignore_ctrl_c_in_engine() -> None:
 class DrainMiddleware:
     """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
         self.app, self.draining, self.running = app, False, set[Any]()
 
     def _install_handlers(self) -> None:

@@ -20,9 +20,8 @@ _BY_VLLM = {
     "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
     "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
 }  # fmt: skip
-# values that differ from None and ask for nothing
+# values other than None that switch nothing on
 _OFF = {"watermarking": False}
-_NO_MASK: MaskFn = lambda ids: None  # noqa: E731
 
 
 class UnsupportedParam(UserError):
@@ -65,7 +64,7 @@ def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, al
         params,
         min(sampling.max_tokens or config.max_len, config.max_len),
         (*end, *(sampling.stop_token_ids or ())),
-        allowed=(allowed or _NO_MASK) if sampling.structured_outputs is not None else None,
+        allowed=(allowed or (lambda ids: None)) if sampling.structured_outputs is not None else None,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         ends=tuple(sampling.all_stop_token_ids),

@@ -19,6 +19,8 @@ class StepOutput(ModelRunnerOutput):
 class BundleScheduler(Scheduler):
     """Decoding requests come first and all of them; prefill chunks get the rest of the token budget."""
 
+    max_num_scheduled_tokens: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # the next step may be launched before this one is read
