@@ -23,7 +23,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_POLL_S = 0.05
 # seconds of the shutdown timeout in which what is left gets an error: vLLM ends an engine that has work unanswered
 _CANCEL_S = 1.0
 _REFUSAL = b'{"error": {"message": "the server is shutting down; send the request to a different one", "code": 503}}'
@@ -84,11 +83,11 @@ class DrainMiddleware:
         """Wait for the running requests in a thread of vLLM's, cancel the rest; the seconds left for the engine."""
         end = time.monotonic() + seconds
         while self.running and time.monotonic() < end - _CANCEL_S:
-            time.sleep(_POLL_S)
+            time.sleep(0.05)
         for task in self.running.copy():
             task.get_loop().call_soon_threadsafe(task.cancel)
         while self.running and time.monotonic() < end:
-            time.sleep(_POLL_S)
+            time.sleep(0.05)
         return max(0.0, end - time.monotonic())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -121,13 +120,14 @@ class DrainMiddleware:
         except asyncio.CancelledError:
             if not self.draining:
                 raise
+            # vLLM's tasks of this request fail unread when the engine ends
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
             await _refuse(send, streaming)
         finally:
             self.running.discard(task)
 
 
 async def _refuse(send: Send, streaming: bool) -> None:
-    """Answer with a 503, or an error event in a stream that has begun."""
     if not streaming:
         await send({"type": "http.response.start", "status": 503, "headers": _REFUSAL_HEADERS})
     await send({"type": "http.response.body", "body": b"data: " + _REFUSAL + b"\n\n" if streaming else _REFUSAL})

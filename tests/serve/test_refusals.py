@@ -25,6 +25,7 @@ _START: dict[str, dict[str, Any]] = {
 _SERVED: list[dict[str, Any]] = [
     {"temperature": 0.7, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
     {"temperature": 0.7, "n": 2},
+    {"use_beam_search": True, "n": 2},
     {"stop": ["7"], "include_stop_str_in_output": True, "stop_token_ids": [5]},
     {"ignore_eos": True, "min_tokens": 8, "skip_special_tokens": False},
     {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
@@ -37,9 +38,8 @@ _SERVED: list[dict[str, Any]] = [
 # a path -> bodies that are refused, and a part of the sentence
 _REFUSED: list[tuple[str, dict[str, Any], str]] = [
     *((path, more, word) for path in (COMPLETIONS, CHAT) for more, word in (
-        ({"vllm_xargs": {"a": 1}}, "vllm_xargs is not served"),
-        ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params is not served"),
-        ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+        ({"vllm_xargs": {"a": 1}}, "extra_args is not served"),
+        ({"kv_transfer_params": {"a": 1}}, "extra_args is not served"),
         ({"thinking_token_budget": 5}, "thinking_token_budget"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"repetition_penalty": 1e9}, "repetition-penalty"),
