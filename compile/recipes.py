@@ -16,7 +16,8 @@ TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # code that reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/cutting.py", "trnspec/bundle/checkpoint.py", "trnspec/bundle/shards.py", "model/weights.py",
-    "model/dtypes.py", "model/parallel.py", "model/drafters", "nki_kernels/layer/pack_weights.py",
+    "model/dtypes.py", "model/parallel.py", "model/drafters", "model/nki/fused_layer.py",
+    "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)
 
