@@ -1,7 +1,5 @@
 """Recipes: the hash of everything that a file of a bundle is made of: values, the code that makes it, its packages."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path

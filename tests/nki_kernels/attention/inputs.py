@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from nki_kernels.attention import law
 from nki_kernels.attention.paged_kv import PAGE
@@ -14,6 +16,11 @@ from nki_kernels.attention.verify import verify_attention
 from nki_kernels.limits import CHUNK
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+# 32 rows in calls of these sizes; every size is slow
+SPLITS = [
+    ((1, 2, 7, 16, 6), (31, 1)),
+    pytest.param([[n] * (32 // n) + [32 % n] * (32 % n > 0) for n in range(1, 32)], marks=pytest.mark.slow),
+]
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,11 @@ def unpooled(pool: Any, table: Any, length: int) -> Any:
     """The cache (B, G, S, D) of a pool and a table."""
     cache = pool[table].swapaxes(1, 2)
     return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])[:, :, :length]
+
+
+def slices(sizes: Sequence[int]) -> list[slice]:
+    """Consecutive slices of these sizes."""
+    return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
 
 
 def same(a: Any, b: Any) -> bool:
