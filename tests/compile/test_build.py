@@ -28,6 +28,7 @@ from compile.recipes import CUT_BY, ROOT, TRACED_BY, sources
 from model.errors import UserError, guarded
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
+from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP
 from model.weights import Packing, shard_file
 from tests.compile.tiny import shard_of, spec, write_pair
 from tests.hostile.kills import beginnings, replacements
@@ -329,7 +330,7 @@ def test_what_runs_while_a_file_is_made_is_in_its_recipe(base: Path) -> None:
     target = spec(base).bundle.target_config
 
     def cut() -> None:
-        shard_of(Checkpoint(base / "target", target), 0, 1, trace.torch.float32, Packing(attention=True, mlp=True))
+        shard_of(Checkpoint(base / "target", target), 0, 1, trace.torch.float32, Packing(PACKED_ATTENTION, PACKED_MLP))
 
     # shapes are hashed as values
     assert _files_that_run(cut) - {"trnspec/bundle/part.py"} <= {*sources(CUT_BY)}
