@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from model.asks import IN_PROMPT
+from model.logits_processors import PROMPT_FLAG
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
 from model.sampling import NO_ID
-from model.scores import TOP
+from model.logprobs import TOP
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.masks import allows
 
@@ -25,10 +25,13 @@ CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128),
 
 
 class Machine:
-    """The device of an engine: `keys` are the graphs that ran, `cleared` the slots that were cleared."""
+    """The device of an engine: `keys` are the graphs that ran, `cleared` the slots that were cleared.
 
-    def __init__(self, blocks: int = CONFIG.pool, chance: float = 0.5) -> None:
-        self.pool, self.chance = np.full((blocks, BLOCK), -9, np.int64), chance
+    A `strict` one refuses rows without a block, as an outer scheduler gives them.
+    """
+
+    def __init__(self, blocks: int = CONFIG.pool, chance: float = 0.5, strict: bool = False) -> None:
+        self.pool, self.chance, self.strict = np.full((blocks, BLOCK), -9, np.int64), chance, strict
         self.counts = np.zeros((BATCH, V), np.int64)
         self.keys, self.cleared, self.loaded = list[GraphKey](), list[int](), set[GraphKey]()
         self.broken = NO_ID - 1
@@ -71,6 +74,7 @@ class Machine:
         scores = np.zeros((BATCH, key.k + 1, 2 + 2 * TOP), np.float32)
         for slot in np.flatnonzero(inputs.block_table[:, 0]):
             table, first = inputs.block_table[slot], int(positions[slot])
+            assert first + inputs.k_limits[slot] < LENGTH - 1, "no draft is accepted for the last position"
             ids = np.asarray(inputs.input_ids)[slot].tolist()
             drafts = ids[1:] if len(ids) > 1 or not key.k else self._drafts(inputs, slot, key.k)
             # all rows are written, those of rejected drafts too
@@ -102,7 +106,9 @@ class Machine:
 
     def _write(self, table: np.ndarray, first: int, ids: list[int]) -> None:
         for position, token in enumerate(ids, first):
-            if position < BLOCK * len(table) and table[position // BLOCK]:
+            has_block = position < BLOCK * len(table) and table[position // BLOCK] > 0
+            assert has_block or position >= LENGTH or not self.strict
+            if has_block:
                 self.pool[table[position // BLOCK], position % BLOCK] = token
 
     def _read(self, table: np.ndarray, length: int) -> list[int]:
@@ -116,7 +122,7 @@ class Machine:
             new = visible[int(inputs.positions[row]) + 1 :] if inputs.num_tokens is None else []
             drawn = self.counts[slot].copy()
             np.add.at(drawn, [token for token in new if token >= 0], 1)
-            counts = sorted((int(t), int(drawn[t] % IN_PROMPT), int(drawn[t] >= IN_PROMPT)) for t in drawn.nonzero()[0])
+            counts = sorted((int(t), int(drawn[t] % PROMPT_FLAG), int(drawn[t] >= PROMPT_FLAG)) for t in drawn.nonzero()[0])
         rng = random.Random(f"{visible} {inputs.seeds[row].tolist()} {counts}")
         if int(inputs.seeds[row, 0]) == self.broken and len(visible) % 17 == 0:
             return NO_ID

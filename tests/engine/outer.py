@@ -70,7 +70,7 @@ class Outer:
         prefilling = [(n, r) for n, r in self.running.items() if r.scheduled < r.known]
         for number, request in prefilling:
             left = request.known - request.scheduled
-            request.scheduled += left if self.rng.random() < 0.5 else self.rng.randint(1, left)
+            request.scheduled += self.rng.choice((left, self.rng.randint(1, left), min(left, 2)))
             engine.prefill(number, request.scheduled)
         if not prefilling:
             engine.launch_next()
@@ -84,7 +84,7 @@ class Outer:
         self.over_limit |= limit is not None and event.accepted > limit
         self.sampled[request.index] += event.ids
         self.scores[request.index] += event.scores
-        self.prompt_scores[request.index] = self.prompt_scores[request.index] or event.prompt_scores
+        self.prompt_scores[request.index] += event.prompt_scores
         if event.result:
             self.engine.cancel(event.number)
             self._give(self.running.pop(event.number).blocks)
@@ -96,13 +96,13 @@ class Outer:
         return events
 
     def _schedule(self, number: int) -> None:
-        """Blocks for the next two steps, from others if there are none."""
+        """Blocks for the next step or two, from others if there are none."""
         request = self.running[number]
         if self.rng.random() < self.preemption:
             self._preempt(number)
             return
         length = len(self.requests[request.index].ids) + len(self.sampled[request.index])
-        wanted = self.engine.config.blocks(length + 2 * self.engine.config.k + 2)
+        wanted = self.engine.config.blocks(length + self.rng.randint(1, 2) * (self.engine.config.k + 1))
         while len(request.blocks) < wanted:
             if not self.free:
                 victim = list(self.running)[-1]

@@ -6,6 +6,7 @@ On a runner whose tokens are a function of all that a row can see (`tests/engine
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import random
 import textwrap
@@ -78,7 +79,7 @@ def _mixed(count: int, seed: int) -> list[Request]:
     rng = random.Random(seed)
     texts = [tuple(rng.randrange(1, V) for _ in range(LENGTH)) for _ in range(2)]
     kinds: list[dict[str, Any]] = [
-        {}, {"params": {"frequency_penalty": 0.5}}, {"logprobs": 2}, {"allowed": _grammar}, {"prompt_logprobs": 1},
+        {}, {"params": {"frequency_penalty": 0.5}}, {"prompt_logprobs": 2}, {"allowed": _grammar}, {"prompt_logprobs": 1},
         {"params": {"frequency_penalty": 1.0, "min_tokens": 6}, "logprobs": 0}, {"k_limit": 1},
         {"params": {"bad_words": ((3, 4), (9,))}},
     ]  # fmt: skip
@@ -92,9 +93,15 @@ def _mixed(count: int, seed: int) -> list[Request]:
     return requests
 
 
-REQUESTS = _mixed(32, 1)
+# and long answers, one of them up to the context's end
+REQUESTS = [
+    *_mixed(32, 1),
+    *(Request((seed,) * 120, Params(0.8, seed=seed), 150) for seed in (50, 51)),
+    Request((52,) * 450, Params(0.8, seed=52), 200),
+]
 
 
+@functools.cache
 def _expected() -> list[Result]:
     return [_alone(request) for request in REQUESTS]
 
@@ -104,7 +111,7 @@ def _facts(outer: Outer) -> list[tuple[Any, ...]]:
 
 
 def _outer(seed: int = 2, **more: Any) -> Outer:
-    return Outer(_engine(owns_blocks=False, **more), REQUESTS, POOL, random.Random(seed))
+    return Outer(_engine(Machine(strict=True), owns_blocks=False, **more), REQUESTS, POOL, random.Random(seed))
 
 
 def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> None:
@@ -138,7 +145,12 @@ def test_host_drafts_and_no_drafts_give_the_same_tokens(config: EngineConfig) ->
 FAULTS: dict[str, tuple[Any, str, str, str]] = {
     "counts forgotten after preemption": (slots, "prompt_inputs", "np.bincount(slot.result.ids,", "np.bincount([],"),
     "sampled tokens scored as a prompt's": (Engine, "_prefilled", "slot.known == len(request.ids)", "True"),
-    "a chunk's repeated rows scored": (Engine, "_prefilled", "slice(len(result.prompt_scores) - chunk.first,", "slice(0,"),
+    "a chunk's repeated rows scored": (
+        Engine,
+        "_prefilled",
+        "slice(len(result.prompt_scores) - chunk.first,",
+        "slice(0,",
+    ),
     "a block table for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.blocks)", "slot.index"),
     "limits for good": (SlotTable, "_fixed_inputs", "(limits, tuple(", "(1, tuple("),
     "sampling parameters for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.number)", "slot.index"),
@@ -303,9 +315,11 @@ def test_no_step_is_launched_ahead_where_a_result_may_change_it() -> None:
     assert not _follows(engine)
 
 
-@pytest.mark.parametrize(("length", "launched", "ahead"), [(126, False, False), (124, True, False), (120, True, True)])
+@pytest.mark.parametrize(
+    ("length", "launched", "ahead"), [(125, False, False), (124, True, False), (121, True, False), (120, True, True)]
+)
 def test_a_step_is_launched_if_all_its_rows_have_blocks(length: int, launched: bool, ahead: bool) -> None:
-    """Of one block, which holds the rows of a step up to position 128 - 4, and of two up to 128 - 8."""
+    """One block has the rows of a step from position 124 at most, and of two from 120."""
     config = dataclasses.replace(CONFIG, buckets=(LENGTH,))
     engine = _engine(config=config, owns_blocks=False)
     engine.prefill(engine.admit(_request(1, 40, length), blocks=(1,)), length)

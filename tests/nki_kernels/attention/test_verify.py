@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model.nki.kernels import NkiKernels
 
 from model.attention import verify_attention as torch_attention
 from model.cache import AttentionMetadata, Cache
 from model.errors import UserError
-from model.nki.kernels import NkiKernels
 from model.nki.simulated import serve
 from model.ops import EAGER
 from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
