@@ -61,6 +61,7 @@ def _run(graphs: XlaRunner, speculative: bool = True, by: Proposer = ngram_propo
     return Engine(graphs, engine_config(graphs.bundle), speculative, propose=by).run(REQUESTS)
 
 
+@pytest.mark.slow
 def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: XlaRunner) -> None:
     expected = _run(graphs, speculative=False)
     ids = [r.ids for r in expected]
