@@ -1,11 +1,15 @@
-"""The engine's loop and its slot table, on a runner that computes nothing: slots, events, cancellation."""
+"""The engine's law: a request's tokens and scores are its own, whatever is scheduled, launched ahead or preempted.
+
+On a runner whose tokens are a function of all that a row can see (`tests/engine/machine.py`).
+"""
 
 from __future__ import annotations
 
-import itertools
-import subprocess
-import sys
-import time
+import dataclasses
+import functools
+import inspect
+import random
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,353 +17,381 @@ import numpy as np
 import pytest
 
 from model.errors import UserError
-from model.graph_key import GraphKey, Stage
-from model.sampling import NO_ID
+from model.graph_key import Stage
 from tests.engine.ahead import ids_ahead
-from tests.model.synthetic_load import BySeated, Synthetic
+from tests.engine.machine import BLOCK, CONFIG, LENGTH, K, Machine, V
+from tests.engine.outer import Outer
+from trnspec.engine import constrained, masks, slots
 from trnspec.engine import engine as engine_module
 from trnspec.engine.adaptive_k import FixedK, StepResult
 from trnspec.engine.async_engine import AsyncEngine
-from trnspec.engine.engine import Event
-from trnspec.engine.request import Params, Request, Result, Shape
-from trnspec.engine.slots import SlotTable
-from trnspec.runtime import pjrt
+from trnspec.engine.config import Chunk, EngineConfig
+from trnspec.engine.engine import Engine, Event
+from trnspec.engine.masks import mask_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.engine.slots import Slot, SlotTable
 
-K, BATCH, MAX_LEN = 3, 2, 64
-
-
-def _engine(batch: int = BATCH, step_k: StepK | None = None, ks: tuple[int, ...] = (K,), **more: Any) -> AsyncEngine:
-    shape = Shape(ks, batch, MAX_LEN, (32, MAX_LEN), 1000, 1 + batch, **more)
-    return AsyncEngine(Synthetic(), shape, step_k=step_k)
+POOL = CONFIG.pool
 
 
-def _apart(**more: Any) -> AsyncEngine:
-    """An engine whose draft has graphs of its own for prompts, which run in chunks of 16 ids."""
-    prompts = tuple((16, keys) for keys in (16, MAX_LEN))
-    return _engine(apart=True, prompts=prompts, **more)
+def _engine(runner: Machine | None = None, config: EngineConfig = CONFIG, **more: Any) -> AsyncEngine:
+    runner = runner or Machine(config.pool)
+    return AsyncEngine(runner, config, **more)
 
 
-def _prompt(seed: int, ids: int = 40, tokens: int = 2) -> Request:
-    return Request((1,) * ids, Params(seed=seed), tokens)
+def _machine(engine: Engine) -> Machine:
+    assert isinstance(engine.runner, Machine)
+    return engine.runner
 
 
-def _place(engine: AsyncEngine, request: Request) -> int:
-    return engine.admit(request, engine.blocks.take(1) if engine.blocks else ())
+def _request(seed: int, count: int = 9, length: int = 5, **more: Any) -> Request:
+    return Request((7,) * length, more.pop("params", Params(0.8, seed=seed)), count, **more)
 
 
-def _keys(engine: AsyncEngine) -> list[GraphKey]:
-    keys: list[GraphKey] = engine.runner.keys  # type: ignore[attr-defined]
-    return keys
+def _alone(request: Request, **more: Any) -> Result:
+    return _engine(Machine(100), **more).run([request])[0]
 
 
-def _stages(engine: AsyncEngine) -> list[Stage]:
-    return [key.stage for key in _keys(engine)]
-
-
-def _request(seed: int, tokens: int = 9, **more: object) -> Request:
-    return Request((1, 2, 3), Params(seed=seed), tokens, **more)  # type: ignore[arg-type]
-
-
-def _drain(engine: AsyncEngine) -> list[Event]:
+def _drain(engine: AsyncEngine, ahead: bool = False) -> list[Event]:
     events = []
     while engine.busy:
+        if ahead:
+            engine.launch()
+            engine.launch_next()
         events += engine.step()
     return events
 
 
-def _ids(events: list[Event], number: int) -> list[int]:
-    return [i for e in events if e.number == number for i in e.ids]
+def _ids(events: Sequence[Event], number: int) -> list[int]:
+    return [token for event in events if event.number == number for token in event.ids]
 
 
-def test_events_add_up_to_the_results() -> None:
+def _stages(engine: Engine) -> list[Stage]:
+    return [key.stage for key in _machine(engine).keys]
+
+
+def _grammar(ids: Sequence[int]) -> np.ndarray:
+    return mask_of(random.Random(f"{list(ids)}").sample(range(V), 12), V)
+
+
+def _mixed(count: int, seed: int) -> list[Request]:
+    """Prompts of which many begin alike, up to the edges of blocks, with every kind of request."""
+    rng = random.Random(seed)
+    texts = [tuple(rng.randrange(1, V) for _ in range(LENGTH)) for _ in range(2)]
+    kinds: list[dict[str, Any]] = [
+        {}, {"params": {"frequency_penalty": 0.5}}, {"prompt_logprobs": 2}, {"allowed": _grammar},
+        {"prompt_logprobs": 1}, {"params": {"frequency_penalty": 1.0, "min_tokens": 6}, "logprobs": 0}, {"k_limit": 1},
+        {"params": {"bad_words": ((3, 4), (9,))}},
+    ]  # fmt: skip
+    requests = []
+    for n in range(count):
+        start = rng.choice(texts)[: rng.choice((1, 60, BLOCK - 1, BLOCK, BLOCK + 1, 200, 2 * BLOCK, 300))]
+        more = dict(kinds[n % len(kinds)])
+        params = Params(0.9 * (n % 2), seed=n, **more.pop("params", {}))
+        ids = (*start, *(rng.randrange(1, V) for _ in range(rng.choice((0, 1, 20)))))
+        requests.append(Request(ids, params, rng.randint(7, 60), stop_ids=(5,), **more))
+    return requests
+
+
+# long answers, for which steps are launched ahead, one of them up to the context's end
+LONG = [Request((n,) * (100 + 10 * n), Params(0.8, seed=n), 150) for n in range(1, 8)]
+LONG.append(Request((9,) * 450, Params(0.8, seed=9), 200))
+
+
+REQUESTS = [*_mixed(32, 1), *LONG]
+
+
+@functools.cache
+def _expected() -> list[Result]:
+    return [_alone(request) for request in REQUESTS]
+
+
+def _facts(outer: Outer) -> list[tuple[Any, ...]]:
+    return list(zip(outer.sampled, outer.scores, outer.prompt_scores, strict=True))
+
+
+def _outer(seed: int = 2, **more: Any) -> Outer:
+    """A mixed load, then long answers."""
+    engine = _engine(Machine(strict=True), owns_blocks=False, **more)
+    return Outer(engine, REQUESTS, POOL, random.Random(seed), preemption=0.03)
+
+
+def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> None:
+    """With penalties, masks, scores of new tokens and of prompts among the requests."""
+    outer, expected = _outer(), _expected()
+    assert outer.run() == [result.ids for result in expected]
+    assert _facts(outer) == [(result.ids, result.scores, result.prompt_scores) for result in expected]
+    assert not outer.over_limit
+    assert min(outer.hits, outer.preempted) > 8
+    assert len({result.reason for result in expected}) > 1
+    assert Stage.VERIFY in _stages(outer.engine)
+
+
+def test_an_engine_with_its_own_blocks_and_steps_ahead() -> None:
+    expected = [result.ids for result in _expected()]
     engine = _engine()
-    numbers = [engine.add(_request(seed, 5 + seed)) for seed in range(1, 6)]
-    events = _drain(engine)
-    alone = [_engine().run([_request(seed, 5 + seed)])[0].ids for seed in range(1, 6)]
-    assert [_ids(events, n) for n in numbers] == alone
-    ended = [e for e in events if e.result]
-    assert sorted(e.number for e in ended) == numbers
-    assert all(e.result and e.result.ids == _ids(events, e.number) for e in ended)
-    assert engine.step() == []
+    assert [result.ids for result in engine.run(REQUESTS)] == expected
+    ids, ahead = ids_ahead(_engine(), REQUESTS)
+    assert ids == expected
+    assert ahead > 20
+    assert engine.blocks is not None
+    assert engine.blocks.allocate(POOL - 1) is not None
 
 
-def test_a_step_runs_one_graph_and_prompts_go_first() -> None:
+@pytest.mark.parametrize("config", [dataclasses.replace(CONFIG, host_drafts=True), dataclasses.replace(CONFIG, ks=())])
+def test_host_drafts_and_no_drafts_give_the_same_tokens(config: EngineConfig) -> None:
+    assert [result.ids for result in _engine(config=config).run(REQUESTS)] == [result.ids for result in _expected()]
+
+
+# name -> the function, and the change of its source
+FAULTS: dict[str, tuple[Any, str, str, str]] = {
+    "counts forgotten after preemption": (slots, "prompt_inputs", "np.bincount(slot.result.ids,", "np.bincount([],"),
+    "sampled tokens scored as a prompt's": (Engine, "_prefilled", "slot.known == len(request.ids)", "True"),
+    "a chunk's repeated rows scored": (
+        Engine,
+        "_prefilled",
+        "slice(len(result.prompt_scores) - chunk.first,",
+        "slice(0,",
+    ),
+    "a block table for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.blocks)", "slot.index"),
+    "limits for good": (SlotTable, "_fixed_inputs", "(limits, tuple(", "(1, tuple("),
+    "sampling parameters for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.number)", "slot.index"),
+    "blocks for one step": (AsyncEngine, "launch_next", "self._has_blocks(batch, 2)", "self._has_blocks(batch, 1)"),
+    "a chunk one token late": (Engine, "_next_chunk", "slot.cached = chunk.end", "slot.cached = chunk.end + 1"),
+    "no tokens from before": (AsyncEngine, "admit", "blocks, ids)", "blocks)"),
+    "a prompt's last token again": (slots, "prompt_inputs", "chunk.end == slot.known", "False"),
+    "positions not moved": (Engine, "_postprocess", "slot.position += len(ids)", "slot.position += 1"),
+    "masks of the first row": (masks, "masks_of_rows", "masks[:rows]", "masks[:1]"),
+    "a limit ignored": (Engine, "_limits", "min(k, limit,", "min(k,"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one changes a token, a score or a count, or breaks a rule of the device."""
+    expected = _expected()
+    home, name, right, wrong = FAULTS[fault]
+    function = getattr(home, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(right) == 1
+    scope = function.__globals__
+    exec(source.replace(right, wrong), scope, made := dict[str, Any]())
+    for module in (home, engine_module, constrained, slots):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, made[name])
+    outer = _outer(config=dataclasses.replace(CONFIG, min_last_chunk=K))
+    try:
+        outer.run()
+    except (AssertionError, ValueError, IndexError, KeyError):
+        return
+    assert _facts(outer) != [(r.ids, r.scores, r.prompt_scores) for r in expected] or outer.over_limit
+
+
+def test_rows_that_a_parallel_draft_repeats_are_scored_once() -> None:
+    config = dataclasses.replace(CONFIG, min_last_chunk=K, prompts=((128, 128), (128, 512)))
+    for length in (BLOCK - 1, BLOCK + 1, 2 * BLOCK + 2):
+        request = _request(1, 3, length, prompt_logprobs=1)
+        assert len(_alone(request, config=config).prompt_scores) == length - 1
+        assert _alone(request, config=config).prompt_scores == _alone(request).prompt_scores
+
+
+def test_a_prompt_goes_first_and_a_step_runs_between_chunks() -> None:
     engine = _engine()
-    for seed in (1, 2, 3):
-        engine.add(_request(seed))
-    first, second, third = engine.step(), engine.step(), engine.step()
-    assert [len(e) for e in (first, second, third)] == [1, 1, 2]
-    # the third request has no slot yet
-    assert _stages(engine) == [Stage.PREFILL, Stage.PREFILL, Stage.STEP]
-
-
-def test_a_request_joins_while_others_run() -> None:
-    engine = _engine()
-    early = engine.add(_request(1, 12))
-    events = engine.step() + engine.step()
-    late = engine.add(_request(2, 12))
-    events += _drain(engine)
-    assert _ids(events, early) == _engine().run([_request(1, 12)])[0].ids
-    assert _ids(events, late) == _engine().run([_request(2, 12)])[0].ids
-
-
-@pytest.mark.parametrize("steps", [0, 1, 3], ids=["waiting", "after its prompt", "after two steps"])
-def test_a_cancelled_request_is_not_heard_of_again(steps: int) -> None:
-    engine = _engine(batch=1)
-    gone, left = engine.add(_request(1, 50)), engine.add(_request(2))
-    for _ in range(steps):
+    engine.add(_request(1, 30))
+    engine.step()
+    engine.add(_request(2, length=400))
+    for _ in range(5):
         engine.step()
-    engine.cancel(gone)
-    events = _drain(engine)
-    assert {e.number for e in events} == {left}
-    assert _ids(events, left) == _engine().run([_request(2)])[0].ids
-    engine.cancel(left)
-    assert not engine.slots.seated
-    assert not engine.slots.full
+    p, s = Stage.PREFILL, Stage.STEP
+    assert _stages(engine) == [p, p, s, p, s, s]
 
 
-def test_a_step_that_begins_early_changes_no_id() -> None:
-    engine, events, requests = _engine(), list[Event](), dict[int, Request]()
-
-    def add(seed: int, tokens: int) -> int:
-        request = _request(seed, tokens)
-        requests[number := engine.add(request)] = request
-        return number
-
-    def step() -> None:
-        events.extend(engine.step())
-        if not engine.slots.full:
-            return
-        engine.launch()
-        assert engine.launched
-
-    early, gone = add(1, 30), add(2, 30)
-    for _ in range(4):
-        step()
-    # while a step of both runs, one leaves, and a third one takes its slot after that step
-    engine.cancel(gone)
-    count, late = len(_ids(events, gone)), add(3, 12)
-    while engine.busy:
-        step()
-    assert count
-    assert len(_ids(events, gone)) == count
-    for number in (early, late):
-        assert _ids(events, number) == _engine().run([requests[number]])[0].ids
-
-
-def test_prompts_are_handed_over_behind_the_step_that_runs() -> None:
-    engine = _engine(batch=3)
+def test_prompts_are_launched_after_the_step_that_runs() -> None:
+    engine = _engine()
     numbers = [engine.add(_request(1, 30))]
     events = engine.step()
     engine.launch()
     for seed in (2, 3):
-        numbers.append(engine.admit(_request(seed, 9)))
-        engine.prefill(numbers[-1], 3)
-    assert _stages(engine)[-2:] == [Stage.PREFILL] * 2
-    told = [engine.step() for _ in range(3)]
-    assert [[e.number for e in some] for some in told] == [[n] for n in numbers]
-    assert not engine.launched
-    events += [*itertools.chain(*told), *_drain(engine)]
-    for seed, number in enumerate(numbers, 1):
-        assert _ids(events, number) == _engine().run([_request(seed, 30 if seed == 1 else 9)])[0].ids
+        numbers.append(engine.admit(_request(seed), blocks=(2 * seed,)))
+        engine.prefill(numbers[-1], 5)
+        assert not engine.prefilling(numbers[-1])
+    read = [engine.step() for _ in range(3)]
+    assert [[event.number for event in some] for some in read] == [[number] for number in numbers]
+    events += [event for some in read for event in some] + _drain(engine)
+    assert [_ids(events, number) for number in numbers[1:]] == [_alone(_request(seed)).ids for seed in (2, 3)]
 
 
-def test_no_step_follows_a_prompt() -> None:
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["waiting", "after its prompt", "after two steps"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_cancelled_request_has_no_more_events(steps: int, ahead: bool) -> None:
+    engine = _engine(config=dataclasses.replace(CONFIG, pool=5))
+    gone, left = engine.add(_request(1, 400)), engine.add(_request(2))
+    for _ in range(steps):
+        engine.step()
+        if ahead:
+            engine.launch()
+            engine.launch_next()
+    engine.cancel(gone)
+    events = _drain(engine)
+    assert {event.number for event in events} == {left}
+    assert _ids(events, left) == _alone(_request(2)).ids
+    assert not engine.slots.active
+    assert engine.blocks is not None
+    assert engine.blocks.allocate(4) is not None
+
+
+@pytest.mark.parametrize("launched", [1, 2])
+def test_launched_steps_are_read_for_those_who_stay(launched: int) -> None:
     engine = _engine()
-    engine.prefill(engine.admit(_request(1, 40)), 3)
+    early, gone = engine.add(_request(1, 40)), engine.add(_request(2, 40))
+    events = engine.step() + engine.step()
+    engine.launch()
+    if launched == 2:
+        engine.launch_next()
+    ran = len(_machine(engine).keys)
+    engine.cancel(gone)
+    for _ in range(launched):
+        events += engine.step()
+    assert len(_machine(engine).keys) == ran, "nothing is run again"
+    assert {event.number for event in events[2:]} == {early}
+    assert _ids(events + _drain(engine), early) == _alone(_request(1, 40)).ids
+
+
+def _running(count: int = 40, length: int = 5, **more: Any) -> AsyncEngine:
+    """An engine with a launched step of one request."""
+    engine = _engine(**more)
+    engine.add(_request(1, count, length))
+    engine.step()
+    if engine.slots.active[0].prefilling:
+        engine.step()
+    engine.launch()
+    return engine
+
+
+def _follows(engine: AsyncEngine) -> bool:
+    before = len(_machine(engine).keys)
+    engine.launch_next()
+    return len(_machine(engine).keys) > before
+
+
+def test_one_step_is_launched_ahead_and_no_more() -> None:
+    engine = _running()
+    assert _follows(engine)
+    assert not _follows(engine)
+    assert not _follows(_engine())
+    read = _running()
+    read.step()
+    assert not _follows(read)
+
+
+# the step that runs writes K + 1 rows, and so does the next one; the first bucket has 128 positions
+@pytest.mark.parametrize(("length", "follows"), [(BLOCK - 2 * (K + 1), True), (BLOCK + 1 - 2 * (K + 1), False)])
+def test_no_step_is_launched_ahead_into_another_bucket(length: int, follows: bool) -> None:
+    assert _follows(_running(length=length)) == follows
+
+
+# limits of the second step are the first one's, and the last position is max_len - 1
+@pytest.mark.parametrize(("length", "follows"), [(LENGTH - 1 - 2 * (K + 1), True), (LENGTH - 2 * (K + 1), False)])
+def test_no_step_is_launched_ahead_near_the_end(length: int, follows: bool) -> None:
+    assert _follows(_running(length=length)) == follows
+
+
+@pytest.mark.parametrize(("count", "follows"), [(K + 2, False), (K + 3, True)])
+def test_no_step_is_launched_ahead_of_what_may_be_the_last_one(count: int, follows: bool) -> None:
+    """One token is there before the step that runs."""
+    assert _follows(_running(count)) == follows
+
+
+def test_no_step_is_launched_ahead_where_a_result_may_change_it() -> None:
+    assert not _follows(_running(config=dataclasses.replace(CONFIG, host_drafts=True)))
+    waiting = _running()
+    waiting.add(_request(2))
+    assert not _follows(waiting)
+    joined = _running()
+    joined.slots.allocate(9, _request(2)).position = 3
+    assert not _follows(joined)
+    chosen = FixedK(1)
+    engine = _running(step_k=chosen)
+    chosen.ks = (K,)
     assert not _follows(engine)
 
 
-def test_a_begun_step_of_nobody_is_forgotten() -> None:
-    engine = _engine()
-    gone = engine.add(_request(1, 30))
+@pytest.mark.parametrize(
+    ("length", "launched", "ahead"), [(125, False, False), (124, True, False), (121, True, False), (120, True, True)]
+)
+def test_a_step_is_launched_if_all_its_rows_have_blocks(length: int, launched: bool, ahead: bool) -> None:
+    """One block has the rows of a step from position 124 at most, and of two from 120."""
+    config = dataclasses.replace(CONFIG, buckets=(LENGTH,))
+    engine = _engine(config=config, owns_blocks=False)
+    engine.prefill(engine.admit(_request(1, 40, length), blocks=(1,)), length)
     engine.step()
     engine.launch()
-    engine.cancel(gone)
-    left = engine.add(_request(2))
-    assert {e.number for e in _drain(engine)} == {left}
+    assert engine.launched == launched
+    assert _follows(engine) == ahead
 
 
-def test_a_request_that_is_placed_again_ends_where_it_would_have() -> None:
-    """Its limit counts the ids that it drew before."""
-    request, engine = _request(1, 30), _engine()
-    (alone,) = _engine().run([request])
-    drawn = list[int]()
-    for _ in range(4):
-        number = engine.admit(request, ids=drawn)
-        engine.prefill(number, 3 + len(drawn))
-        new = [*engine.step(), *engine.step()]
-        engine.launch()
-        engine.launch_next()
-        assert engine.preempt(number) == [*drawn, *_ids(new, number)]
-        assert not engine.launched, "the steps of which no id is read"
-        drawn += _ids(new, number)
-    number = engine.admit(request, ids=drawn)
-    engine.prefill(number, 3 + len(drawn))
-    events = _drain(engine)
-    result = events[-1].result
-    assert result
-    assert (result.reason, result.ids) == ("length", alone.ids) == (alone.reason, [*drawn, *_ids(events, number)])
-
-
-def test_behind_a_lost_place_a_step_begins_early() -> None:
-    """Its request waits for what the others free."""
+def test_with_a_grammar_a_step_is_launched_when_its_masks_are_there() -> None:
     engine = _engine()
-    for seed in (1, 2):
-        number = engine.admit(_request(seed, 40))
-        engine.prefill(number, 3)
-        engine.step()
-    engine.preempt(number)
-    engine.launch()
-    assert engine.launched
-
-
-def test_with_masks_a_step_begins_when_they_are_there() -> None:
-    engine = _engine()
-    engine.prefill(engine.admit(_request(1, 30, allowed=lambda ids: np.full(32, -1, np.int32))), 3)
+    engine.add(_request(1, 30, allowed=_grammar))
     engine.step()
     engine.launch()
     assert not engine.launched
     engine.launch(masks=True)
     assert engine.launched
     assert _stages(engine)[1:] == [Stage.DRAFT, Stage.VERIFY]
-    assert all(key.asking for key in _keys(engine))
-    # the masks of the step after it depend on the ids that it emits
     assert not _follows(engine)
 
 
-def test_steps_that_follow_unread_ones_change_no_id() -> None:
-    """More requests than slots, of different lengths: one that ends in a step is in the next too, without events."""
-    requests = [_request(seed, 6 + 5 * seed) for seed in range(1, 6)]
-    ids, followed = ids_ahead(_engine(), requests)
-    assert ids == [r.ids for r in _engine().run(requests)]
-    assert followed > 9
+ENDS: dict[str, dict[str, Any]] = {
+    "length": {"count": 6},
+    "eos": {"count": 90, "stop_ids": tuple(range(0, V, 7))},
+    "stop": {"count": 40, "cut": lambda ids: 5 if len(ids) > 6 else None},
+    "context": {"count": 500, "length": LENGTH - 9},
+}
 
 
-def _running(tokens: int = 40, positions: int = 3, **more: Any) -> AsyncEngine:
-    """An engine with a step begun of one request with a prompt of so many ids."""
-    engine = _engine(**more)
-    engine.add(Request((1,) * positions, Params(seed=1), tokens))
-    engine.step()
-    engine.launch()
-    return engine
+@pytest.mark.parametrize("reason", ENDS)
+def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: str) -> None:
+    inside = 0
+    for seed in range(12):
+        engine = _engine(Machine(chance=0.9))
+        number = engine.add(_request(seed, **ENDS[reason], logprobs=0))
+        events = _drain(engine)
+        (result,) = (event.result for event in events if event.result)
+        assert result.reason == reason
+        assert [score.rank - 1 for score in result.scores] == result.ids
+        assert result.ids == _ids(events, number) or reason == "stop"
+        inside += events[-1].accepted + 1 > len(events[-1].ids)
+        assert (result.drafted, sum(event.accepted for event in events)) == (result.drafted, sum(result.accepted))
+        assert sum(event.drafted for event in events) == sum(result.drafted)
+        if reason == "context":
+            assert len(result.ids) == 9
+    assert inside > 3 or reason == "context"
 
 
-def _follows(engine: AsyncEngine) -> bool:
-    before = len(_keys(engine))
-    engine.launch_next()
-    return len(_keys(engine)) > before
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_on(ahead: bool) -> None:
+    whole = [_alone(_request(seed, 30)).ids for seed in (1, 2, 3, 4)]
+    runner = Machine()
+    runner.broken = 2
+    engine = _engine(runner)
+    numbers = [engine.add(_request(seed, 30)) for seed in (1, 2, 3, 4)]
+    events = _drain(engine, ahead)
+    results = {event.number: event.result for event in events if event.result}
+    # the token of position 17 is the thirteenth after a prompt of 5
+    expected = [whole[0], whole[1][:12], *whole[2:]]
+    assert [results[n].ids for n in numbers] == expected == [_ids(events, n) for n in numbers]
+    assert [results[n].reason for n in numbers] == ["length", "error", "length", "length"]
+    assert len(runner.cleared) == 1
+    assert results[numbers[1]].seconds > 0
 
 
-class _Outputs:
-    """Ids on a device: they are ready when it says so."""
-
-    def __init__(self, ids: np.ndarray, ready: list[bool]) -> None:
-        self._ids, self._ready = ids, ready
-
-    def is_ready(self) -> bool:
-        return self._ready[0]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self._ids
-
-
-def test_the_end_of_a_step_is_foretold_by_the_shortest_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow step moves it by a fiftieth, one whose outputs are there has ended, and one behind a draft's part of a
-    prompt teaches nothing."""
-    now, ready = [1.0], [False]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    engine = _running()
-    run = engine.runner.run
-
-    def on_a_device(*of: Any) -> Any:
-        outputs = run(*of)
-        return outputs._replace(accepted=_Outputs(outputs.accepted, ready))
-
-    def passes(seconds: float) -> float:
-        now[0] += seconds
-        engine.step()
-        engine.launch()
-        return round(engine.left_s, 4)
-
-    monkeypatch.setattr(engine.runner, "run", on_a_device)
-    left = [passes(seconds) for seconds in (3.0, 4.0, 50.0, 4.0)]
-    assert left == [3.0, 3.06, 3.1212, 3.1836]
-    now[0] += 1
-    assert round(engine.left_s, 4) == 2.1836
-    ready[0] = True
-    assert engine.left_s == 0
-    ready[0], engine._delayed = False, True
-    assert [passes(seconds) for seconds in (2.0, 0.5, 2.5)] == [3.0, 3.0, 2.5]
-
-
-def test_one_step_follows_and_no_more() -> None:
-    engine = _running()
-    assert _follows(engine)
-    assert not _follows(engine)
-
-
-def test_behind_an_end_no_step_begins_early_while_the_slot_is_free() -> None:
-    """Its client is likely to ask again, and the prompt would wait for the step."""
-    engine = _engine()
-    numbers = [engine.add(_request(seed, 40)) for seed in (1, 2)]
-    while engine._waiting:
-        engine.step()
-    engine.cancel(numbers[0])
-    begun = list[bool]()
-    for _ in range(3):
-        engine.launch()
-        begun.append(engine.launched)
-        engine.step()
-    assert begun == [False, False, True]
-    engine.cancel(numbers[1])
-    engine.add(_request(3, 40))
-    engine.add(_request(4, 40))
-    engine.step()
-    engine.step()
-    engine.cancel(-1)
-    engine.launch()
-    assert engine.launched, "all slots are taken"
-
-
-def test_no_step_follows_where_none_runs() -> None:
-    engine = _running()
-    engine.step()
-    assert not _follows(engine)
-
-
-# the step that runs writes K + 1 rows, as the one after it does; the first bucket has 32
-@pytest.mark.parametrize(("positions", "follows"), [(32 - 2 * (K + 1), True), (33 - 2 * (K + 1), False)])
-def test_no_step_follows_into_a_different_bucket(positions: int, follows: bool) -> None:
-    assert _follows(_running(positions=positions)) == follows
-
-
-def test_a_step_follows_with_the_k_of_the_one_that_runs() -> None:
-    """Rows of a larger k could end behind its bucket."""
-    step_k = BySeated(1)
-    engine = _running(step_k=step_k, ks=(1, 3))
-    assert _follows(engine)
-    assert [key.k for key in _keys(engine)[1:]] == [1, 1]
-    step_k = BySeated(1)
-    engine = _running(step_k=step_k, ks=(1, 3))
-    step_k.of_seated = (3,)
-    assert not _follows(engine)
-
-
-# one id is there before the step that runs
-@pytest.mark.parametrize(("tokens", "follows"), [(K + 2, False), (K + 3, True)])
-def test_no_step_follows_one_that_may_be_all_requests_last(tokens: int, follows: bool) -> None:
-    assert _follows(_running(tokens)) == follows
-
-
-def test_no_step_follows_where_the_host_drafts_or_the_seats_change() -> None:
-    assert not _follows(_running(host_drafts=True))
-    waiting = _running()
-    waiting.add(_request(2))
-    assert not _follows(waiting)
-    left = _running()
-    left.slots.seat(9, _request(2, 40)).position = 3
-    assert not _follows(left)
+def test_limits_that_leave_no_token_end_their_request_only() -> None:
+    params = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
+    empty, other = _engine().run([_request(1, params=params), _request(2)])
+    assert (empty.ids, empty.reason) == ([4], "error")
+    assert "exclude" in empty.error or "leave" in empty.error
+    assert other.ids == _alone(_request(2)).ids
 
 
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:
@@ -369,314 +401,108 @@ def test_a_run_that_fails_leaves_the_engine_empty() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.run([_request(1), _request(2), _request(3)], stop)
+        engine.run([_request(seed) for seed in range(5)], stop)
     assert not engine.busy
-    assert engine.run([_request(1)])[0].ids == _engine().run([_request(1)])[0].ids
-
-
-def test_a_run_wants_the_engine_for_itself() -> None:
-    engine = _engine()
     engine.add(_request(1))
     with pytest.raises(UserError, match="serving requests already"):
         engine.run([_request(2)])
 
 
-def test_a_first_token_that_ends_the_request_frees_the_slot() -> None:
-    engine = _engine(batch=1)
-    for seed in (1, 2):
-        engine.add(_request(seed, 1))
-    assert [e.result.reason for e in _drain(engine) if e.result] == ["length", "length"]
-    assert _stages(engine) == [Stage.PREFILL] * 2
+class ByRequests:
+    """A k for each number of active requests, and whether steps were timed."""
+
+    def __init__(self, *ks: int) -> None:
+        self.ks, self.count, self.timed = ks, 0, list[bool]()
+
+    def choose(self) -> int:
+        return self.ks[self.count % len(self.ks)]
+
+    def ended(self, k: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
+        self.count += 1
+        self.timed.append(seconds is not None)
 
 
-T, D = Stage.PREFILL, Stage.PREFILL_DRAFT
-
-
-@pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 ids: other requests may find those of a longer prompt."""
-    monkeypatch.setattr(engine_module, "KEY_TILE", 16)
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_first_id_waits_for_no_draft() -> None:
-    """The draft's part of all chunks runs in order behind the first id, with the next step; nobody reads it."""
-    engine = _apart()
-    number = engine.add(_prompt(1))
-    events = [engine.step() for _ in range(3)]
-    assert [len(some) for some in events] == [0, 0, 1]
-    assert _stages(engine) == [T, T, T]
-    events.append(engine.step())
-    assert _stages(engine) == [T, T, T, D, D, D, Stage.STEP]
-    assert [first for _, first in engine.runner.first[:6]] == [0, 16, 32] * 2  # type: ignore[attr-defined]
-    assert [key._replace(stage=D) for key in _keys(engine)[:3]] == _keys(engine)[3:6]
-    assert _ids([*events[2], *events[3], *_drain(engine)], number) == _engine().run([_prompt(1)])[0].ids
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize(
-    ("most", "behind"), [(1, [T, D, Stage.STEP, T, D, Stage.STEP]), (8, [T, Stage.STEP, T, D, D, Stage.STEP])]
-)
-def test_the_draft_follows_so_many_chunks_while_others_wait_for_their_step(
-    monkeypatch: pytest.MonkeyPatch, most: int, behind: list[Stage]
-) -> None:
-    """A step drafts for those whose prompts have ended, and so waits for their part alone."""
-    monkeypatch.setattr(engine_module, "_MOST_OWED", most)
-    engine = _apart()
-    engine.add(_request(1, 40))
-    engine.step()
-    engine.add(_prompt(2))
-    for _ in range(6):
-        engine.step()
-    assert _stages(engine) == [T, T, D, D, Stage.STEP, *behind]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_different_prompt_waits_for_no_draft() -> None:
-    """It may have found the blocks of the first one by their ids: its own draft's part runs behind the first one's."""
-    engine = _apart()
-    numbers = [_place(engine, _prompt(seed)) for seed in (1, 2)]
-    slots = [engine.slots.find(number).index for number in numbers]
-    engine.prefill(numbers[0], 32)
-    engine.prefill(numbers[1], 16)
-    engine.prefill(numbers[0], 40)
-    assert _stages(engine) == [T] * 4
-    while not any(slot.position for slot in engine.slots.seated):
-        engine.step()
-    engine.launch()
-    assert _stages(engine) == [*[T] * 4, *[D] * 4, Stage.STEP]
-    order = [(slots[0], 0), (slots[0], 16), (slots[1], 0), (slots[0], 32)]
-    assert engine.runner.first[:8] == order * 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.usefixtures("shared")
-def test_the_draft_of_blocks_that_others_may_find_waits_for_no_step_that_drafts() -> None:
-    engine = _apart()
-    engine.add(Request(_prompt(1).ids, Params(seed=1), 20, k_limit=0))
-    for _ in range(4):
-        engine.step()
-    assert _stages(engine) == [T, T, T, D, D, D, Stage.STEP]
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("lost", [AsyncEngine.cancel, AsyncEngine.preempt], ids=["cancelled", "preempted"])
-def test_a_slot_is_left_with_its_draft_filled(lost: Any) -> None:
-    """The blocks of its first chunks may be found by their ids."""
-    engine = _apart()
-    engine.prefill(number := _place(engine, _prompt(1)), 32)
-    engine.step()
-    assert D not in _stages(engine)
-    lost(engine, number)
-    engine.prefill(_place(engine, _prompt(2)), 16)
-    assert _stages(engine) == [T, T, D, D, T]
-    engine.prefill(_place(engine, _prompt(3)), 16)
-    assert _stages(engine)[5:] == [T], "nothing is due any more"
-
-
-@pytest.mark.usefixtures("shared")
-def test_the_id_of_a_request_of_one_waits_for_no_draft() -> None:
-    """Nor does that of a prompt behind it; the draft's part runs before whatever is next."""
-    engine = _apart()
-    number = engine.add(_prompt(1, tokens=1))
-    events = [event for _ in range(3) for event in engine.step()]
-    assert [event.number for event in events if event.result] == [number]
-    assert _stages(engine) == [T, T, T]
-    engine.add(_request(2))
-    engine.step()
-    assert _stages(engine)[3:] == [D, D, D, T]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_last_chunk_has_no_draft_behind_it_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_MOST_OWED", 1)
-    engine = _apart(batch=4)
-    engine.prefill(_place(engine, _prompt(1, 16)), 16)
-    engine.step()
-    engine.prefill(_place(engine, _request(2, k_limit=0)), 3)
-    engine.prefill(_place(engine, _prompt(3)), 16)
-    assert _stages(engine) == [T, T, T, D, D, D], "a chunk that is not the last one, beside one that is ready"
-    engine.prefill(_place(engine, _prompt(4, 16)), 16)
-    assert _stages(engine)[6:] == [T]
-
-
-@pytest.mark.usefixtures("shared")
-def test_a_slot_that_owes_nothing_leaves_the_draft_of_others() -> None:
-    engine = _apart()
-    number = _place(engine, _prompt(1, 16))
-    engine.prefill(number, 16)
-    engine.step()
-    engine.launch()
-    engine.prefill(_place(engine, _prompt(2)), 40)
-    engine.cancel(number)
-    engine.prefill(_place(engine, _request(3)), 3)
-    assert _stages(engine) == [T, D, Stage.STEP, T, T, T, T]
-
-
-@pytest.mark.usefixtures("shared")
-def test_what_a_failed_request_owes_runs_before_its_blocks_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, cleared = _apart(), list[list[Stage]]()
-    run = engine.runner.run
-    monkeypatch.setattr(
-        engine.runner, "run", lambda key, inputs: run(key, inputs)._replace(accepted=np.array([[NO_ID]]))
-    )
-    monkeypatch.setattr(engine.runner, "clear", lambda slot, blocks: cleared.append(_stages(engine)))
-    engine.add(_prompt(1))
-    (event,) = [event for _ in range(3) for event in engine.step()]
-    assert event.result
-    assert event.result.error
-    assert cleared == [[T, T, T, D, D, D]]
-
-
-def test_the_draft_of_a_prompt_that_nobody_shares_waits_for_a_step_that_drafts() -> None:
-    engine = _apart()
-    engine.add(_request(1, 40, k_limit=0))
-    for _ in range(2):
-        engine.step()
-    engine.add(_request(2, 40))
-    for _ in range(3):
-        engine.step()
-    assert _stages(engine) == [T, Stage.STEP, T, D, D, Stage.STEP, Stage.STEP]
-    first, second = (slot.index for slot in engine.slots.seated)
-    assert [slot for slot, position in engine.runner.first if not position] == [first, second] * 2  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("lost", [AsyncEngine.cancel, AsyncEngine.preempt], ids=["cancelled", "preempted"])
-def test_a_prompt_that_nobody_shares_leaves_no_draft_behind(lost: Any) -> None:
-    """Its blocks may have other owners next."""
-    engine = _apart()
-    for seed, leaves in ((1, True), (2, False)):
-        number = _place(engine, _request(seed))
-        engine.prefill(number, 3)
-        engine.step()
-        if leaves:
-            lost(engine, number)
-    engine.step()
-    assert _stages(engine) == [T, T, D, Stage.STEP]
-    (slot,) = engine.slots.seated
-    assert engine.runner.first[2] == (slot.index, 0)  # type: ignore[attr-defined]
-
-
-def test_prompts_that_ask_share_the_draft_s_graph() -> None:
-    engine = _apart()
-    engine.add(Request((1, 2, 3), Params(seed=1, logit_bias={5: 1.0}), 2))
-    for _ in range(2):
-        engine.step()
-    assert [(key.stage, key.asking) for key in _keys(engine)][:2] == [(T, True), (D, False)]
-
-
-@pytest.mark.parametrize("more", [{"speculative": False}, {"step_k": FixedK(0)}], ids=["none", "k 0"])
-def test_no_draft_is_filled_where_none_drafts(more: dict[str, Any]) -> None:
-    shape = _apart().shape
-    engine = AsyncEngine(Synthetic(), shape, **more)
-    engine.run([_prompt(1)])
-    assert _stages(engine) == [T, T, T, Stage.STEP]
-
-
-class Timed(BySeated):
-    """The k of every step, and of those whose time may be learned from."""
-
-    def __init__(self) -> None:
-        super().__init__(K)
-        self.times: list[bool] = []
-
-    def ended(self, k: int, bucket: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
-        self.times.append(seconds is not None)
-
-
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-def test_the_time_of_a_step_behind_a_draft_s_prompt_is_not_its_own(ahead: bool) -> None:
-    step_k = Timed()
-    engine = _apart(step_k=step_k)
-    engine.add(_request(1, 40))
-    engine.step()
-    for _ in range(2):
-        if ahead:
-            engine.launch()
-            engine.launch_next()
-        engine.step()
-    assert step_k.times == [False, True]
-    while engine.launched:
-        engine.step()
-    begun = len(step_k.times)
-    engine.launch()
-    number = _place(engine, _request(2, 40))
-    engine.prefill(number, 3)
-    # the step that had begun before the prompt, the prompt, and two steps of both
-    for _ in range(4):
-        engine.step()
-    assert step_k.times[begun:] == [True, False, True]
-
-
-def test_idle_slots_are_neutral_and_the_seated_are_in_their_own() -> None:
-    table = SlotTable(3)
-    slots = [table.seat(n, Request((7,), Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n))) for n in range(2)]
-    table.leave(0)
-    slots[1].token, slots[1].position = 8, 5
-    inputs = table.step_inputs((2,), 16)
-    row = slots[1].index
-    assert inputs.input_ids[:, 0].tolist() == [8 if i == row else 0 for i in range(3)]
-    assert inputs.attention_mask.sum(-1).tolist() == [5 if i == row else 0 for i in range(3)]
-    assert inputs.k_limits.tolist() == [2 if i == row else 0 for i in range(3)]
-    assert inputs.sampling_params.tolist() == [[4, np.float32(0.9), 1.5] if i == row else [0, 1, 0] for i in range(3)]
-    assert inputs.seeds.tolist() == [[1, 2] if i == row else [0, 0] for i in range(3)]
-    assert table.seat(5, Request((1,))).index == slots[0].index
-    assert not table.full
-
-
-def test_the_k_of_a_step_follows_its_requests() -> None:
-    engine = _engine(4, BySeated(3, 1, 1, 0), (1, 3))
-    for seed, tokens in enumerate((4, 12, 40, 60), 1):
-        engine.add(_request(seed, tokens))
-    seated, ks = list[int](), list[int]()
-    for _ in range(4):
-        engine.step()
-    while engine.busy:
-        seated.append(len(engine.slots.seated))
-        ks += {event.k for event in engine.step()}
-    assert ks == [(3, 1, 1, 0)[n - 1] for n in seated]
-    assert {*ks} == {0, 1, 3} == engine.ks()
+def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported() -> None:
+    step_k: Any = ByRequests(3, 0, 1, 1, 3)
+    engine = _engine(step_k=step_k)
+    assert [r.ids for r in engine.run(REQUESTS)] == [result.ids for result in _expected()]
+    assert {key.k for key in _machine(engine).keys if key.stage is Stage.STEP} == {0, 1, 3} == engine.ks()
+    assert {*step_k.timed} == {True, False}, "a full-sampling step may run two graphs"
 
 
 @pytest.mark.parametrize(
     ("limit", "host", "ks"),
     [(None, False, {0, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
 )
-def test_the_graphs_that_a_request_may_reach(limit: int | None, host: bool, ks: set[int]) -> None:
-    assert _engine(step_k=BySeated(3, 0), ks=(1, 3), host_drafts=host).ks(limit) == ks
+def test_the_graphs_that_a_request_may_run(limit: int | None, host: bool, ks: set[int]) -> None:
+    step_k: Any = ByRequests(3, 0)
+    assert _engine(step_k=step_k, config=dataclasses.replace(CONFIG, host_drafts=host)).ks(limit) == ks
 
 
-def test_a_step_runs_the_smallest_graph_that_holds_its_drafts() -> None:
-    engine = _engine(ks=(1, 3, 7))
-    assert [engine.config.graph_k(n) for n in range(8)] == [0, 1, 3, 3, 7, 7, 7, 7]
-    engine.run([_request(1, 30, k_limit=2), _request(2, 60, k_limit=1)])
-    assert sorted({key.k for key in _keys(engine) if not key.is_prefill}) == [1, 3]
+def test_a_step_has_the_limits_of_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slots that others have left, and where limits change while no slot does."""
+    seen = list[dict[int, int]]()
+    step = Machine._step
+
+    def watched(self: Machine, key: Any, inputs: Any) -> Any:
+        active = np.flatnonzero(inputs.block_table[:, 0])
+        seen.append({int(inputs.seeds[slot, 0]): int(inputs.k_limits[slot]) for slot in active})
+        return step(self, key, inputs)
+
+    monkeypatch.setattr(Machine, "_step", watched)
+    limits = {1: 3, 2: 1, 3: 3, 4: 0, 5: 2, 6: 2}
+    _engine().run([_request(seed, 6 + 5 * seed, k_limit=limit) for seed, limit in limits.items()])
+    assert {seed for some in seen for seed in some} == limits.keys()
+    assert all(limits[seed] == limit for some in seen for seed, limit in some.items())
+    seen.clear()
+    counts = iter([3, 1, 2, 0, 3, 1] * 20)
+    asked = list[int]()
+
+    def propose(slot: Slot, limit: int) -> list[int]:
+        asked.append(next(counts))
+        return [7] * asked[-1]
+
+    _engine(config=dataclasses.replace(CONFIG, host_drafts=True), propose=propose).run([_request(9, 30)])
+    assert [some[9] for some in seen] == asked
 
 
-def test_a_result_counts_its_steps_by_k() -> None:
-    result = Result()
-    for k, drafted, accepted in ((3, 3, 2), (1, 1, 0), (3, 2, 2)):
-        result.count(k, drafted, accepted)
-    assert (result.steps_of_k, result.drafted, result.accepted) == ({3: 2, 1: 1}, [3, 2, 1], [2, 2, 0])
+def test_unused_slots_are_neutral_and_unchanged_inputs_are_the_same_arrays() -> None:
+    table = SlotTable(3)
+    two = [table.allocate(n, _request(0, params=Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n))) for n in range(2)]
+    table.free(0)
+    two[1].token, two[1].position, two[1].blocks = 8, 5, (3,)
+    inputs, row = table.step_inputs((2,), BLOCK), two[1].index
+    for name, own, neutral in (
+        ("input_ids", [8], [0]), ("positions", 5, 0), ("k_limits", 2, 0), ("block_table", [3], [0]),
+        ("sampling_params", [4, np.float32(0.9), 1.5], [0, 1, 0]), ("seeds", [1, 2], [0, 0]),
+    ):  # fmt: skip
+        assert getattr(inputs, name).tolist() == [own if i == row else neutral for i in range(3)]
+    again = table.step_inputs((2,), BLOCK)
+    assert all(getattr(again, n) is getattr(inputs, n) for n in ("sampling_params", "k_limits", "block_table"))
+    two[1].blocks += (7,)
+    assert table.step_inputs((2,), 2 * BLOCK).block_table[row].tolist() == [3, 7]
+    assert table.step_inputs((1,), BLOCK).k_limits[row] == 1
+    assert table.allocate(5, _request(1)).index == two[0].index
 
 
-def test_events_count_the_drafts_of_a_step() -> None:
-    engine = _engine()
-    number = engine.add(_request(1, 40))
-    events = [event for event in _drain(engine) if event.number == number]
-    (result,) = _engine().run([_request(1, 40)])
-    assert sum(event.drafted for event in events) == sum(result.drafted)
-    assert sum(event.accepted for event in events) == sum(result.accepted) > 0
+CHUNKS = {
+    # first, length -> first, size, rows, keys
+    (0, 1): (0, 1, 128, 128), (0, 128): (0, 128, 128, 128), (0, 129): (0, 129, 256, 512),
+    (128, 400): (128, 256, 256, 512), (384, 400): (384, 16, 128, 512), (0, 127): (0, 127, 128, 128),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("missing", [None, *pjrt.EARLY], ids=str)
-def test_a_jax_that_woke_first_is_noticed(missing: str | None) -> None:
-    """With more threads a device the time of a step would be another, with other products its bits."""
-    setting = {name: value for name, value in pjrt.EARLY.items() if name != missing}
-    code = (
-        "import jax; jax.devices(); from model.errors import run_cli;"
-        "from trnspec.runtime.pjrt import devices_of; run_cli(lambda: devices_of('cpu', 1))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], env=setting, capture_output=True, text=True, check=False)
-    assert ran.returncode == (2 if missing else 0), ran.stderr
-    assert ("before trnspec.runtime.pjrt was imported" in ran.stderr) == bool(missing)
-    assert missing is None or f"start the process with {missing}={pjrt.EARLY[missing]}\n" in ran.stderr
+@pytest.mark.parametrize(("ids", "expected"), CHUNKS.items())
+def test_the_next_chunk(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
+    assert CONFIG.chunk(*ids) == Chunk(*expected)
+
+
+@pytest.mark.parametrize("sizes", [(128,), (128, 512, 2048), (128, 256)])
+def test_chunks_cover_a_prompt_and_fill_half_of_their_rows(sizes: tuple[int, ...]) -> None:
+    config = dataclasses.replace(CONFIG, max_len=4096, prompts=tuple((r, k) for r in sizes for k in (r, 4096)))
+    for length in (1, 127, 128, 129, 300, 700, 1023, 1024, 1025, 3000, 4095):
+        chunks = list(config.chunks(length))
+        assert [c.first for c in chunks] == [0, *(c.end for c in chunks[:-1])]
+        assert chunks[-1].end == length
+        assert all(2 * c.size >= c.rows or c.rows == sizes[0] for c in chunks)
+        assert all((c.rows, c.keys) in config.prompts and c.keys >= c.end for c in chunks)
