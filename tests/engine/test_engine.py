@@ -79,8 +79,8 @@ def _mixed(count: int, seed: int) -> list[Request]:
     rng = random.Random(seed)
     texts = [tuple(rng.randrange(1, V) for _ in range(LENGTH)) for _ in range(2)]
     kinds: list[dict[str, Any]] = [
-        {}, {"params": {"frequency_penalty": 0.5}}, {"prompt_logprobs": 2}, {"allowed": _grammar}, {"prompt_logprobs": 1},
-        {"params": {"frequency_penalty": 1.0, "min_tokens": 6}, "logprobs": 0}, {"k_limit": 1},
+        {}, {"params": {"frequency_penalty": 0.5}}, {"prompt_logprobs": 2}, {"allowed": _grammar},
+        {"prompt_logprobs": 1}, {"params": {"frequency_penalty": 1.0, "min_tokens": 6}, "logprobs": 0}, {"k_limit": 1},
         {"params": {"bad_words": ((3, 4), (9,))}},
     ]  # fmt: skip
     requests = []
@@ -93,12 +93,12 @@ def _mixed(count: int, seed: int) -> list[Request]:
     return requests
 
 
-# and long answers, one of them up to the context's end
-REQUESTS = [
-    *_mixed(32, 1),
-    *(Request((seed,) * 120, Params(0.8, seed=seed), 150) for seed in (50, 51)),
-    Request((52,) * 450, Params(0.8, seed=52), 200),
-]
+# long answers, for which steps are launched ahead, one of them up to the context's end
+LONG = [Request((n,) * (100 + 10 * n), Params(0.8, seed=n), 150) for n in range(1, 8)]
+LONG.append(Request((9,) * 450, Params(0.8, seed=9), 200))
+
+
+REQUESTS = [*_mixed(32, 1), *LONG]
 
 
 @functools.cache
@@ -111,7 +111,9 @@ def _facts(outer: Outer) -> list[tuple[Any, ...]]:
 
 
 def _outer(seed: int = 2, **more: Any) -> Outer:
-    return Outer(_engine(Machine(strict=True), owns_blocks=False, **more), REQUESTS, POOL, random.Random(seed))
+    """A mixed load, then long answers."""
+    engine = _engine(Machine(strict=True), owns_blocks=False, **more)
+    return Outer(engine, REQUESTS, POOL, random.Random(seed), preemption=0.03)
 
 
 def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> None:
@@ -152,8 +154,9 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
         "slice(0,",
     ),
     "a block table for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.blocks)", "slot.index"),
-    "limits for good": (SlotTable, "_fixed_inputs", "(limits, tuple(", "(1, tuple("),
+    "limits for good": (SlotTable, "_fixed_inputs", "(limits, indices), lambda", "indices, lambda"),
     "sampling parameters for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.number)", "slot.index"),
+    "blocks for one step": (AsyncEngine, "launch_next", "self._has_blocks(batch, 2)", "self._has_blocks(batch, 1)"),
     "a chunk one token late": (Engine, "_next_chunk", "slot.cached = chunk.end", "slot.cached = chunk.end + 1"),
     "no tokens from before": (AsyncEngine, "admit", "blocks, ids)", "blocks)"),
     "a prompt's last token again": (slots, "prompt_inputs", "chunk.end == slot.known", "False"),
@@ -429,7 +432,7 @@ def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "host", "ks"),
-    [(None, False, {0, 1, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
+    [(None, False, {0, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
 )
 def test_the_graphs_that_a_request_may_run(limit: int | None, host: bool, ks: set[int]) -> None:
     step_k: Any = ByRequests(3, 0)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import pytest
 
+from compile.doctor import verify
 from model.errors import UserError
 from tests.model.demo_bundle import PROMPTS
 from trnspec.engine.request import Params
@@ -21,7 +22,7 @@ from trnspec.llm import LLM
 
 DRAWN = Params(temperature=0.8, seed=7)
 COUNT = "Count from 1 to 10:"
-FEW: dict[str, Any] = {"max_new_tokens": 16}
+FEW = {"max_new_tokens": 16}
 
 
 def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: LLM) -> None:
@@ -182,7 +183,7 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], str]] = {
     "a limit": (lambda llm: llm.generate(COUNT, k_limit=8), "k-limit is 8; this bundle drafts 0 to 7"),
     "an empty stop": (lambda llm: llm.generate(COUNT, stop=""), "a stop string is empty"),
     "few params": (lambda llm: llm.generate([COUNT] * 3, [DRAWN] * 2), "2 Params came for 3 prompts"),
-    "many params": (lambda llm: llm.generate(COUNT, [DRAWN] * 2), "2 Params came for one prompt"),  # type: ignore[call-overload]
+    "many params": (lambda llm: llm.generate(COUNT, [DRAWN] * 2), "2 Params came for one prompt"),
 }
 
 
@@ -205,3 +206,11 @@ def test_a_stream_and_a_prompt_without_speculation_are_served_together(llm: LLM)
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no manifest.json"):
         LLM(tmp_path)
+
+
+def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
+    assert verify(bundle)["ks"] == [0, 7]
+    broken = tmp_path / "broken"
+    broken.symlink_to(bundle)
+    with pytest.raises(UserError, match="has no manifest"):
+        verify(tmp_path)
