@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.model.demo_bundle import PROMPTS, graphs
-from tests.model.neffs import find_stand_ins, with_neffs
+from tests.runtime.neffs import find_stand_ins, with_neffs
 from tests.serve.server import NO_VLLM, Server, model_name, served
 from trnspec.llm import LLM, Params
 
