@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.logits_processors import MAX_BIASES
 from model.errors import UserError
+from model.logits_processors import MAX_BIASES
 from tests.engine.machine import CONFIG, V
 from trnspec.engine.masks import ConstrainedDraft, allows, mask_fn, mask_of
 from trnspec.engine.request import Params, Request, check

@@ -209,8 +209,6 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
-    assert verify(bundle)["ks"] == [0, 7]
-    broken = tmp_path / "broken"
-    broken.symlink_to(bundle)
+    assert verify(bundle) == []
     with pytest.raises(UserError, match="has no manifest"):
         verify(tmp_path)
