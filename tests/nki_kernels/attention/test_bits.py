@@ -48,10 +48,10 @@ def test_a_block_draft_s_rows() -> None:
 
 @pytest.mark.parametrize(("heads", "dtype"), [((2, 1), "bf16"), ((6, 3), "fp32"), ((16, 1), "bf16")])
 def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -> None:
-    """A sequence alone, and at any place of a batch of 5, on one core and on two."""
-    x = draw(Dims(5, *heads, 4, 700, 64, dtype), first=[3, 650, 511, 0, 300])
+    """A sequence alone, and at any place of a batch of 3, on one core and on two."""
+    x = draw(Dims(3, *heads, 4, 700, 64, dtype), first=[650, 0, 511])
     together = [x.run(), x.run(lnc=2)]
-    for b in range(5):
+    for b in range(3):
         one = slice(b, b + 1)
         assert all(same(x.part(one, ALL).run(), out[one]) for out in together)
 

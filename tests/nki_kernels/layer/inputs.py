@@ -17,12 +17,7 @@ from model.rope import rotation
 from nki_kernels.layer import law
 from nki_kernels.layer.attention import decode_attention
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
-from tests.nki_kernels.attention.inputs import DTYPES, pooled, unpooled
-
-
-def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
-    """Normal numbers of a standard deviation."""
-    return (size * rng.standard_normal(shape)).astype(DTYPES[dtype])
+from tests.nki_kernels.attention.inputs import DTYPES, as_torch, normal, pooled, unpooled
 
 
 def as_fp64(*arrays: Any) -> list[Any]:
@@ -100,7 +95,7 @@ class AttentionDims:
 
 @dataclass(frozen=True)
 class Attention:
-    """x (B, N, E), norms of rows, keys and queries, weights q, k, v, out as (out, in), cache (B, G, S, D), positions."""
+    """x (B, N, E), norms of rows, keys, queries, weights q, k, v, out as (out, in), cache (B, G, S, D), positions."""
 
     x: Any
     norms: tuple[Any, ...]
@@ -140,7 +135,7 @@ class Attention:
 
 
 def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention:
-    """Normal numbers; sequences end at different places, the first at the cache's end, unless `first` says where."""
+    """Sequences end at different places, the first at the cache's end, unless `first` says where."""
     rng = np.random.default_rng(d.E + d.S)
 
     def weight(out: int, depth: int) -> Any:
@@ -163,13 +158,6 @@ def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
     rotary = np.cos(angles), np.sin(angles)
     return law.decode_attention(a.x.astype(np.float64), norms, weights, rotary, cache, a.positions), cache
-
-
-def as_torch(array: Any) -> torch.Tensor:
-    """The same bits as a tensor."""
-    if array.dtype == DTYPES["bf16"]:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
 
 
 def _norm(x: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -119,7 +119,9 @@ def test_the_bits_of_the_halves(
     assert model.pools() == right.pools()
 
 
-@pytest.mark.parametrize(("world", "lnc"), [(2, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("world", "lnc"), [(2, 2), pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(4, 2, marks=pytest.mark.slow)]
+)
 def test_sums_over_ranks(world: int, lnc: int) -> None:
     right, models = ([draw(ODD, "bf16", 2 if world == 2 else 1, rank) for rank in range(world)] for _ in range(2))
     groups = (tuple(range(world)),)
