@@ -177,13 +177,9 @@ def add_values(chunk, launch):
         nisa.scalar_tensor_tensor(dst=values_RGD, data=a, op0=nl.multiply, operand0=factor_R1, op1=nl.add, operand1=b)
     pack.values_RGD = values_RGD
     if chunk.last:
-        store(pack, launch)
-
-
-def store(pack, launch):
-    """Store each group's rows from its block; DMA may start at any partition."""
-    t = launch.t
-    for i in range(pack.count):
-        offset = (pack.group + i) * t.queries * t.dim
-        rows_RD = pack.values_RGD[i * t.queries : (i + 1) * t.queries, i, :]
-        dma_static(launch.out_BHND.ap([[t.dim, t.queries], [1, t.dim]], offset=offset), rows_RD)
+        # each group's rows from its block; DMA may start at any partition
+        t = launch.t
+        for i in range(pack.count):
+            offset = (pack.group + i) * t.queries * t.dim
+            rows_RD = values_RGD[i * t.queries : (i + 1) * t.queries, i, :]
+            dma_static(launch.out_BHND.ap([[t.dim, t.queries], [1, t.dim]], offset=offset), rows_RD)

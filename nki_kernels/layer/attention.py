@@ -36,7 +36,7 @@ from nki_kernels.layer.core_split import CoreExchange, CoreSplit
 from nki_kernels.layer.kv_stationary_attention import attend, begin
 from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
 from nki_kernels.layer.projections import project
-from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate
+from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
 from nki_kernels.layer.weight_stream import PackedWeight, WeightStationary, WeightStream, accumulate
 from nki_kernels.limits import CANDIDATES
@@ -103,7 +103,7 @@ class AttentionHalf(nl.NKIObject):
         if self.attends:
             heads = exchange.kv_heads
             out_stream.prefetch()
-            kv.append_values(exchange.attended_heads(0, heads))
+            kv.append(kv.kv.values, rows_of_heads(exchange.attended_heads(0, heads)))
             kv.set_new_keys(exchange.by_group(heads, 1), exchange.attended_heads(heads, heads))
             attend(kv, exchange.by_group(2 * heads, exchange.q_heads_per_kv), exchange.attended())
         attended_DHR, first = exchange.gather_attended(), exchange.split.attended[0] * exchange.candidates

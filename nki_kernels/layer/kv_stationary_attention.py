@@ -59,7 +59,7 @@ def attend(kv, queries, attended_DHBN):
             kv.transpose_keys(i + 2)
         if i > 0:
             multiply(chunks[i - 1], kv, attended_DHBN)
-    kv.append_keys()
+    kv.append(kv.kv.keys, kv.new_RGD)
     multiply(chunks[count - 1], kv, attended_DHBN)
 
 

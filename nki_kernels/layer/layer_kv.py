@@ -140,14 +140,7 @@ class LayerKV(nl.NKIObject):
                 self.kv.gather_values(values_PJD, group, chunk.index * HALVES + half)
                 chunk.values.append(values_PJD)
 
-    def append_values(self, new_DGBN):
-        """Scatter the transposed new values (D, G, B, N) to their pages before any are read."""
-        self.append(self.kv.values, rows_of_heads(new_DGBN))
-
-    def append_keys(self):
-        """Scatter the new keys, once the gathers of all stale ones are issued."""
-        self.append(self.kv.keys, self.new_RGD)
-
     def append(self, pool, new_RGD):
+        """Scatter new rows: values before any are gathered, keys once the gathers of all stale ones are issued."""
         for head in range(self.t.kv_heads):
             scatter(pool, head, new_RGD[:, head, :], self.plan.rows_R1)

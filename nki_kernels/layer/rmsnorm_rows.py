@@ -132,9 +132,11 @@ class RMSNormRows(nl.NKIObject):
         self.hidden = P * scaled_PTR.shape[1]
         self.scaled_PTR = scaled_PTR
         self.squares_PR = squares_PR
-        # inv_rms: fp32 (R, 1); sum_all_partitions: PSUM fp32 (128, R)
+        # inv_rms: fp32 (R, 1); sum_all_partitions: PSUM fp32 (128, R); the others on all partitions: fp32 (128, R)
         self.inv_rms_R1 = None
         self.sum_psum_PR = None
+        self.inv_rms_PR = None
+        self.eps_PR = None
 
     def inv_rms(self):
         """1 / sqrt(mean x^2 + eps) for each row: fp32 (R, 1)."""
@@ -157,14 +159,19 @@ class RMSNormRows(nl.NKIObject):
 
     def inv_rms_all_partitions(self):
         """1 / rms on all partitions: fp32 (128, R)."""
-        return inverse_root(self.sum_all_partitions(), 1.0 / self.hidden, self.eps)
+        if absent(self.inv_rms_PR):
+            self.inv_rms_PR = inverse_root(self.sum_all_partitions(), 1.0 / self.hidden, self.eps)
+        return self.inv_rms_PR
 
     def eps_scaled(self):
         """eps * (mean x^2 + eps), fp32 (128, R): eps in the norm of a head that lacks the row's 1 / rms."""
-        sum_psum_PR, scale = self.sum_all_partitions(), self.eps / self.hidden
-        eps_PR, square = nl.ndarray(sum_psum_PR.shape, dtype=nl.float32), self.eps**2
-        nisa.tensor_scalar(dst=eps_PR, data=sum_psum_PR, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=square)
-        return eps_PR
+        if absent(self.eps_PR):
+            total_PR, scale, square = self.sum_all_partitions(), self.eps / self.hidden, self.eps**2
+            self.eps_PR = nl.ndarray(total_PR.shape, dtype=nl.float32)
+            nisa.tensor_scalar(
+                dst=self.eps_PR, data=total_PR, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=square
+            )
+        return self.eps_PR
 
 
 def rmsnorm(x_PRT, gamma_PT, eps):

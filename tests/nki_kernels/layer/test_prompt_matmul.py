@@ -1,23 +1,30 @@
-"""A prompt's products: decode's bits for every number of rows, the law in fp64, refusals, the share of the bound."""
+"""A prompt's products: decode's bits for every number of rows, the law in fp64."""
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from collections.abc import Callable
 from typing import Any
 
+=======
+>>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
 import numpy as np
 import pytest
 
-from nki_kernels import roofline
 from nki_kernels.layer import law
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack_out, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
+<<<<<<< HEAD
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import DTYPES
 from tests.nki_kernels.events import events_of
+=======
+from tests.close import is_close
+from tests.nki_kernels.attention.inputs import DTYPES
+>>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
 from tests.nki_kernels.layer.inputs import as_fp64, draw_mlp, linear, naive_mlp
 
 # rows, E, I: odd first; two groups of tiles, a rest of 32 inner rows, rows split in four, blocks used tile by tile
@@ -72,6 +79,7 @@ def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
         assert prompt_product(rows_x[-1:].copy(), weight).tobytes() == y[-1:].tobytes()
         first = prompt_product(rows_x, weight, 1)
         assert first.tobytes() == y[:, : weight.shape[2]].tobytes()
+<<<<<<< HEAD
 
 
 def share(kernel: Callable[..., Any], operands: tuple[Any, ...], cost: roofline.Cost) -> float:
@@ -101,3 +109,5 @@ def test_share_of_the_tensor_engine() -> None:
     assert 0.72 < mlp < 1
     assert 0.66 < qkv < 1
     assert 0.68 < out < 1
+=======
+>>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
