@@ -1,4 +1,4 @@
-"""Full sampling: penalties, bias, limits of ids, grammars and log-probabilities, by oracles; the same ids with any drafts.
+"""Full sampling: penalties, bias, limits of ids, grammars and log-probabilities, by oracles; with any drafts.
 
 In eager graphs; two ranks of a compiled bundle are the second look.
 """

@@ -18,7 +18,8 @@ TARGET = load_config("demo/target")
 EAGLE3 = json.loads(Path("demo/draft_eagle3/config.json").read_text())
 HEAD = Eagle3Config(
     hidden_size=192, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=32, vocab_size=2048,
-    max_position_embeddings=1024, draft_vocab_size=1280, target_hidden_size=192, taps=(1, 3, 5), norm_before_residual=True,
+    max_position_embeddings=1024, draft_vocab_size=1280, target_hidden_size=192, taps=(1, 3, 5),
+    norm_before_residual=True,
 )  # fmt: skip
 # the original EAGLE-3 format: all at the root, no layers named
 ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}

@@ -1,4 +1,4 @@
-"""Same seed, same tokens, whatever the limit, the batch and its order; test_drafters.py does the same for every drafter.
+"""Same seed, same tokens, whatever the limit, the batch and its order; test_drafters.py has every drafter.
 
 In eager graphs; a compiled bundle in both dtypes is the second look.
 """

@@ -77,7 +77,9 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
     expected = {"append_rows": 2, "prompt_attention": 2, "prompt_product": 4, "prompt_mlp": 1}
     # a prompt of 128 rows fits the kernel of a step
     expected |= {"decode_attention": 1, "decode_mlp": 2}
-    assert Counter(l.kernel for l in launches) == {name: n * CONFIG.num_hidden_layers for name, n in expected.items()}
+    assert Counter(launch.kernel for launch in launches) == {
+        name: n * CONFIG.num_hidden_layers for name, n in expected.items()
+    }
 
 
 @torch.no_grad()
@@ -88,7 +90,7 @@ def test_keys_and_values_take_no_products_of_queries() -> None:
     x, rope = torch.randn(2, 3, 256).bfloat16(), rotation(torch.arange(6, dtype=torch.int32).view(2, 3), CONFIG)
     assert all(torch.equal(a, b) for a, b in zip(attention.qkv(x, rope)[1:], attention.key_value(x, rope), strict=True))
     features = CONFIG.head_dim * (CONFIG.num_attention_heads + 2 * CONFIG.num_key_value_heads)
-    assert [r.shape for l in launches for r in l.results] == [(6, features), (6, features // 2)]
+    assert [r.shape for launch in launches for r in launch.results] == [(6, features), (6, features // 2)]
 
 
 @torch.no_grad()
@@ -105,7 +107,7 @@ def test_launches_of_several_layers_end_where_a_drafter_taps() -> None:
         x, caches, taps = model.hidden(ids, caches, AttentionMetadata(positions, TABLE))
         assert taps is not None
         found.append([x, taps, *(t for cache in caches for t in cache)])
-        kernels.append([(l.kernel, len(l.arguments[1]) if l.kernel == "decode_layers" else 0) for l in launches])
+        kernels.append([(x.kernel, len(x.arguments[1]) if x.kernel == "decode_layers" else 0) for x in launches])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     halves = [("decode_attention", 0), ("decode_mlp", 0)]
     assert kernels == [halves * 5, [("decode_layers", 2), *halves, ("decode_layers", 2)]]

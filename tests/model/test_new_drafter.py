@@ -18,11 +18,10 @@ from torch import Tensor
 from compile.build import build
 from model.config import Qwen3Config
 from model.context import Context
-from model.drafter import Drafter, DraftPass, DraftState
+from model.drafter import Drafter, DraftPass, DraftState, StepRows
 from model.drafters.registry import DRAFTERS
 from model.layers import Head, LanguageModel
 from model.sampling import SamplingParams
-from model.drafter import StepRows
 from model.strict import Range, read
 from model.weights import ROWS, Packing, Weight
 from tests.compile.tiny import spec, write_model

@@ -70,7 +70,7 @@ def test_blocks_that_are_not_cleared_poison_the_next_request(overflow: Path) -> 
     after = Request(PROMPT * 44, max_new_tokens=200, stop_ids=tuple(range(64)))
     engine = eager_engine(overflow, max_len=512, chunks=(128,), blocks=5)
     assert [r.reason for r in engine.run([poison, after])] == ["error", "eos"]
-    with mock.patch.object(EagerGraphs, "clear", lambda self, slot, blocks: None):
+    with mock.patch.object(EagerGraphs, "clear"):
         assert [r.reason for r in engine.run([poison, after])] == ["error", "error"]
     for slot in range(3):
         engine.runner.clear(slot, [1, 2, 3, 4])
@@ -98,7 +98,7 @@ def test_a_filter_that_leaves_one_id_emits_the_greedy_text(family: Path) -> None
 
 
 def test_a_low_temperature_is_raised_as_vllm_raises_it(family: Path) -> None:
-    assert [Params(t).draw_temperature for t in (0.0, 1e-300, 1e-6, 0.0099, 0.01, 0.5)] == [0, *[0.01] * 4, 0.5]
+    assert [Params(t).sampling_temperature for t in (0.0, 1e-300, 1e-6, 0.0099, 0.01, 0.5)] == [0, *[0.01] * 4, 0.5]
     ids = [r.ids for r in _run(family, *(Request(PROMPT, Params(t, seed=3), 12) for t in (1e-300, 1e-5, 0.01)))]
     assert ids == [ids[0]] * 3
 

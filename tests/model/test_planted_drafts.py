@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from bench.demo import prompts
 from model.drafters.dflash import DFlash
 from model.speculative import Pair
-from tests.model.drafted import pair_of, steps
+from tests.model.drafted import pair_of
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
@@ -59,7 +59,10 @@ def tokens_a_step(draft: str, fault: Fault | None) -> float:
     assert isinstance(drafter, DFlash)
     if fault:
         fault(pair, drafter)
-    engine = Engine(EagerGraphs(pair, (), pool, BATCH), EngineConfig((K,), BATCH, LENGTH, (LENGTH,), 2048, pool, ((LENGTH, LENGTH),)))
+    engine = Engine(
+        EagerGraphs(pair, (), pool, BATCH),
+        EngineConfig((K,), BATCH, LENGTH, (LENGTH,), 2048, pool, ((LENGTH, LENGTH),)),
+    )
     texts = Tokenizer.from_file("demo/target/tokenizer.json").encode_batch([p.text for p in prompts(3)])
     results = engine.run(Request(tuple(t.ids), Params(0.6, top_p=0.95, seed=n), TOKENS) for n, t in enumerate(texts))
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)

@@ -1,4 +1,4 @@
-"""Positions from outside of the engine: whose noise a token has, what the draft's cache holds, which bucket serves."""
+"""Positions from outside of the engine: whose noise a token has, what the draft's cache holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 
 from model.approx_filters import approximate
 from model.filters import Filters
-from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
 from model.sampling import SamplingParams
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import ROOT
@@ -83,34 +81,3 @@ def test_the_first_samples_are_those_of_the_page(family: Path) -> None:
         assert [n.argmax() for n in noise] == expected
         (result,) = eager_engine(family).run([Request(tuple(n % of_family for n in range(length)), params, 3)])
         assert result.ids == [n[:of_family].argmax() for n in noise]
-
-
-class Watched:
-    """A runner that checks every run's bucket: each row sees the key of its own position, in the smallest there is."""
-
-    def __init__(self, inner: Any, buckets: tuple[int, ...], prompts: tuple[tuple[int, int], ...]) -> None:
-        self.inner, self.buckets, self.prompts = inner, buckets, prompts
-        self.edges: set[tuple[str, int]] = set()
-
-    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        """Run it, if its bucket is right."""
-        # a prompt's rows beyond its tokens are padding
-        reach = inputs.positions.max() + (inputs.num_tokens[0] if key.is_prefill else key.k + 1)
-        buckets = [keys for rows, keys in self.prompts if rows == key.rows] if key.is_prefill else self.buckets
-        assert key.bucket == next((b for b in buckets if reach <= b), buckets[-1]), (key, reach)
-        self.edges.add((key.stage, int(reach)))
-        return self.inner.run(key, inputs)
-
-
-@pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "target"])
-def test_every_row_is_inside_of_the_smallest_bucket(family: Path, speculative: bool) -> None:
-    """Prompts that fill a bucket to the last place, leave one free, and go one beyond; steps the same."""
-    engine = eager_engine(family, "chain", speculative, k=3, max_len=256, chunks=(128,))
-    shape = engine.shape
-    engine.runner = watched = Watched(engine.runner, shape.buckets, shape.prompts)  # type: ignore[assignment]
-    edge, count = shape.buckets[0], shape.rows if speculative else 1
-    for length in (edge - 1, edge, edge + 1, edge - count, edge - count + 1):
-        engine.run([Request(tuple(n % 64 for n in range(length)), max_new_tokens=3)])
-    stages = {stage for stage, _ in watched.edges}
-    assert len(stages) == 2
-    assert {(stage, edge + beyond) for stage in stages for beyond in (0, 1)} <= watched.edges

@@ -45,8 +45,8 @@ def filters_of(rows: int, seed: int) -> tuple[Tensor, Filters]:
     """Temperatures and filters of rows."""
     rng = np.random.default_rng(seed)
     columns = (
-        rng.choice([0.5, 1.0, 1.7], rows), rng.choice([0, 1, 3, 17, 400], rows), rng.choice([1.0, 0.9, 0.3, 0.01], rows),
-        rng.choice([0.0, 0.0, 0.05, 1.0], rows),
+        rng.choice([0.5, 1.0, 1.7], rows), rng.choice([0, 1, 3, 17, 400], rows),
+        rng.choice([1.0, 0.9, 0.3, 0.01], rows), rng.choice([0.0, 0.0, 0.05, 1.0], rows),
     )  # fmt: skip
     temperature_R, *filters = (torch.tensor(c, dtype=torch.float32) for c in columns)
     return temperature_R, Filters(*filters)
