@@ -17,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check install clean
+.PHONY: build test test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -112,10 +112,6 @@ $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constrai
 	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt setuptools wheel hypothesis ml_dtypes numpy pytest
 	$(SDK)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./nkisim -e .
 	touch $@
-
-# what needs neither torch nor jax: the package's metadata, a kernel
-python-check: $(SDK)/.installed
-	$(SDK)/bin/python -m pytest --noconftest tests/nki_kernels/attention/test_merge.py
 
 # the tiny test with the newest jax and torch of the SDK; pip brings that torch with its CUDA packages, 4.7 GB in all
 sdk-check: $(SDK)/.installed

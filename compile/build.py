@@ -1,7 +1,5 @@
 """`python -m compile.build`: a spec becomes a plan, the plan graphs and weights, these a bundle."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

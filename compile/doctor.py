@@ -1,7 +1,5 @@
 """`python -m compile.doctor DIR`: a bundle's summary, whether it is whole, and whether it can generate here."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

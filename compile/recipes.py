@@ -1,7 +1,5 @@
 """Recipes: the hash of everything that a file of a bundle is made of: values, the code that makes it, its packages."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +14,8 @@ TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # code that reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/cutting.py", "trnspec/bundle/checkpoint.py", "trnspec/bundle/shards.py", "model/weights.py",
-    "model/dtypes.py", "model/parallel.py", "model/drafters", "nki_kernels/layer/pack_weights.py",
+    "model/dtypes.py", "model/parallel.py", "model/drafters", "model/nki/fused_layer.py",
+    "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 CUT_WITH = ("torch",)
 

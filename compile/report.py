@@ -1,7 +1,5 @@
 """A plan for people and for machines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from trnspec.bundle.plan import BundlePlan

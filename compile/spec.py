@@ -1,7 +1,5 @@
 """The command line of compile.build as one frozen value, checked before anything is paid."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

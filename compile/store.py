@@ -5,8 +5,6 @@ s3://bucket/team/objects/<sha256>. The manifest is written last, so a bundle exi
 interrupted push or pull goes on with the files that are missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import hashlib

@@ -1,7 +1,5 @@
 """Checks the tokenizers of a build: the ids of the target's are the model's, and a draft's are the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer

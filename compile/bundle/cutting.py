@@ -1,7 +1,5 @@
 """Shards of a build, cut for all ranks in one pass over the checkpoints; threads hash and write the ranks' files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Where bundles are stored: a folder, such as a mounted bucket, or an S3 bucket. Both take whole objects only."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path

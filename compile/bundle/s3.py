@@ -3,8 +3,6 @@
 Credentials come from the standard AWS chain; a sentence has an error's code and not its text, which may quote them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path

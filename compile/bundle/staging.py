@@ -5,8 +5,6 @@ size and inode. A file of the bundle in place, or of a build that was killed, is
 bytes have the digest, and it is that inode: a record that came with a copy or an archive is ignored.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

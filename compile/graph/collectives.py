@@ -1,7 +1,5 @@
 """All-reduce and all-gather as JAX primitives of the per-rank graph, with explicit replica groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

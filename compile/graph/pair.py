@@ -1,7 +1,5 @@
 """The pair of models that a planned graph runs, and its state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

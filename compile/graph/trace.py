@@ -3,8 +3,6 @@
 Weights and caches stay parameters of the graph; caches are aliased in and out.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable, Iterable, Iterator

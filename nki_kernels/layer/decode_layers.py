@@ -72,13 +72,19 @@ class LayerOperands(nl.NKIObject):
         return half
 
 
+def alloc_partial(x):
+    """An HBM tensor like x, which all cores of the launch write."""
+    buffers = (nl.private_hbm, nl.shared_hbm)
+    return nl.ndarray(x.shape, dtype=x.dtype, buffer=buffers[this_core()[1] - 1])
+
+
 def all_reduce_partials(part_RE, groups):
     """The ranks' partial sums added; all of this rank's cores have stored theirs before, and may load it after."""
     if this_core()[1] == 2:
         nisa.core_barrier(data=part_RE, cores=(0, 1))
     if absent(groups):
         return part_RE
-    sum_RE = nl.ndarray(part_RE.shape, dtype=part_RE.dtype, buffer=nl.shared_hbm)
+    sum_RE = alloc_partial(part_RE)
     all_reduce(srcs=[part_RE], dsts=[sum_RE], replica_group=ReplicaGroup(groups), op=nl.add)
     return sum_RE
 
@@ -102,8 +108,7 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
     attention = operands[0].prefetch_attention(sequences, rotary, 0)
     stream.prefetch()
     for i in range(count):
-        layer, mlp = operands[i], operands[i].mlp
-        part_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        layer, mlp, part_RE = operands[i], operands[i].mlp, alloc_partial(x)
         if i + 1 < count:
             operands[i + 1].prefetch_norms()
         # attention half
@@ -114,7 +119,7 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
                 preload_act_table(nl.silu, attention.last_11())
         residual.add(all_reduce_partials(part_RE, groups))
         # MLP half
-        part_RE, gated_PTR = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm), None
+        part_RE, gated_PTR = alloc_partial(x), None
         if not mlp.is_idle:
             gated_PTR = mlp.gate_and_up(rmsnorm(residual.transposed(), layer.mlp_gamma_PT, eps), stream)
             preload_act_table(nl.exp, gated_PTR[0:1, 0, 0:1])

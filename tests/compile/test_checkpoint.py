@@ -14,6 +14,7 @@ from compile.bundle.cutting import Cutter
 from compile.spec import BuildSpec
 from model.config import config_from_dict
 from model.errors import UserError
+from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP
 from model.weights import Packing, shard_file
 from nki_kernels.layer import pack_weights
 from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
@@ -168,7 +169,7 @@ def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
                         "tie_word_embeddings": False}, "packed"))  # fmt: skip
     for rank in range(2):
         plain = shard_of(opened, rank, 2, torch.float32, Packing())
-        packed = shard_of(opened, rank, 2, torch.float32, Packing(attention=True, mlp=True))
+        packed = shard_of(opened, rank, 2, torch.float32, Packing(PACKED_ATTENTION, PACKED_MLP))
         for layer in ("layers.0.", "layers.1."):
             q, k, v, o = (plain[f"{layer}self_attn.{n}_proj.weight"] for n in "qkvo")
             gate, up, down = (plain[f"{layer}mlp.{n}_proj.weight"] for n in ("gate", "up", "down"))

@@ -105,16 +105,14 @@ def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pyte
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_query_head_has_a_place_beside_its_kv_head(name: str, tp: int) -> None:
     config, stored = PRESETS[name], list[int]()
+    group = config.num_attention_heads // config.num_key_value_heads
     heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
     for rank in range(tp):
         queries, kv = heads.queries_of(rank), heads.kv_of(rank)
         assert (len(queries), len(kv)) == (heads.heads_per_rank, heads.kv_per_rank)
         for slot, query in enumerate(queries):
             if query is not None:
-                assert (
-                    query // (config.num_attention_heads // config.num_key_value_heads)
-                    == kv[slot // heads.heads_per_kv]
-                )
+                assert query // group == kv[slot // heads.heads_per_kv]
                 stored.append(query)
     assert sorted(stored) == list(range(config.num_attention_heads))
 

@@ -161,15 +161,6 @@ def test_large_objects_go_in_parts(address: str, tmp_path: Path, server: Proxy) 
     assert [fault.met for fault in server.faults] == [1, 1]
 
 
-def test_the_server_decides_between_two_writers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = open_remote(address)
-    assert remote.put_new(MANIFEST, b"first")
-    # the other writer's object comes between our look and our write
-    monkeypatch.setattr(type(remote), "size", lambda *_: None)
-    assert not remote.put_new(MANIFEST, b"second")
-    monkeypatch.undo()
-
-
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -307,11 +298,9 @@ def test_strange_places_and_full_disks_are_refused(
         patch.setattr(Folder, "get", full)
         with pytest.raises(UserError, match=f"the disk of {tmp_path}/copy is full; free some space and run"):
             store(["pull", store_of, str(tmp_path / "copy")])
-    for name in ("../escaped", "/tmp/escaped", "a/../../b", ".build/x", "manifest.json"):
-        forge(Path(store_of), lambda m, n=name: m["files"].update({n: m["files"][SHARD]}))  # type: ignore[misc]
-        with pytest.raises(UserError, match="was not written by a build"):
-            pull(store_of, tmp_path / "copy")
-        forge(Path(store_of), lambda m, n=name: m["files"].pop(n))  # type: ignore[misc]
+    forge(Path(store_of), lambda m: m["files"].update({"../escaped": m["files"][SHARD]}))
+    with pytest.raises(UserError, match="was not written by a build"):
+        pull(store_of, tmp_path / "copy")
 
 
 def test_the_command_prints_the_place_last(

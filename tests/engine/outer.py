@@ -1,7 +1,4 @@
-"""A scheduler that owns the blocks of an engine, as vLLM's does: pieces of prompts, shared beginnings, preemption.
-
-Its choices are random; a request's ids must not depend on them.
-"""
+"""An outer scheduler for an engine, as vLLM's: pieces of prompts, shared prefixes, preemption, all at random."""
 
 from __future__ import annotations
 
@@ -10,16 +7,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tests.engine.machine import BLOCK
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Event
-from trnspec.engine.request import Request
-
-BLOCK = 128
+from trnspec.engine.request import Request, Score
 
 
 @dataclass
 class Running:
-    """A request with a place in the engine: its blocks, and how many of its known ids have been scheduled."""
+    """A request with a slot: its blocks, and how many of its known tokens have been scheduled."""
 
     index: int
     blocks: list[int]
@@ -29,85 +25,87 @@ class Running:
 
 @dataclass
 class Outer:
-    """Requests over a pool of few blocks.
-
-    A block whose ids are all computed can be found by them, and by those before them, until it is given away. `spare`
-    is the chance that a call takes a place from a request that could keep it.
-    """
+    """Serves requests over a pool of few blocks; `sampled` and `scores` are each request's."""
 
     engine: AsyncEngine
     requests: Sequence[Request]
     pool: int
     rng: random.Random
-    shares: bool = True
-    spare: float = 0.05
-    drawn: dict[int, list[int]] = field(default_factory=dict)
+    preemption: float = 0.05
     hits: int = 0
     preempted: int = 0
-    evicted: int = 0
-    pieces: int = 0
-    drafts: list[int] = field(default_factory=lambda: [0, 0])
+    sampled: list[list[int]] = field(default_factory=list)
+    scores: list[list[Score]] = field(default_factory=list)
+    # a request accepted more drafts than it may
+    over_limit: bool = False
+    drafted: int = 0
+    accepted: int = 0
+    prompt_scores: list[tuple[Score, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # free blocks, the one that was freed first is given away first
+        # the block that was freed first is given away first
         self.free = OrderedDict[int, None].fromkeys(range(1, self.pool))
         self.users = dict.fromkeys(range(1, self.pool), 0)
-        self.by_ids: dict[tuple[int, ...], int] = {}
-        self.ids_of: dict[int, tuple[int, ...]] = {}
+        self.by_prefix: dict[tuple[int, ...], int] = {}
+        self.prefix_of: dict[int, tuple[int, ...]] = {}
         self.running: dict[int, Running] = {}
         self.waiting = list(range(len(self.requests)))
-        self.drawn = {index: [] for index in self.waiting}
+        self.sampled, self.scores = [[] for _ in self.waiting], [[] for _ in self.waiting]
+        self.prompt_scores = [() for _ in self.waiting]
 
     def run(self) -> list[list[int]]:
-        """The ids of each request."""
-        while self.waiting or self.running:
-            self.call()
-        return [self.drawn[index] for index in range(len(self.requests))]
+        """The new tokens of each request."""
+        for _ in range(4000):
+            if not (self.waiting or self.running):
+                return self.sampled
+            self._iterate()
+        raise AssertionError("the requests do not end")
 
-    def call(self) -> None:
-        """One step of what runs, pieces of the prompts, and the ids that came."""
-        engine, rows = self.engine, self.engine.config.rows
+    def _iterate(self) -> None:
+        engine = self.engine
         for number in list(self.running):
             if number in self.running:
-                self._schedule(number, rows)
+                self._schedule(number)
         self._admit()
         if not engine.launched:
             engine.launch(masks=True)
-        filling = [(n, r) for n, r in self.running.items() if r.scheduled < r.known]
-        for number, request in filling:
-            # everything that is left, or a part
+        prefilling = [(n, r) for n, r in self.running.items() if r.scheduled < r.known]
+        for number, request in prefilling:
             left = request.known - request.scheduled
-            piece = left if self.rng.random() < 0.5 else self.rng.randint(1, left)
-            request.scheduled += piece
-            self.pieces += 1
+            request.scheduled += self.rng.choice((left, self.rng.randint(1, left), min(left, 2)))
             engine.prefill(number, request.scheduled)
-        if not filling:
+        if not prefilling:
             engine.launch_next()
-        for event in self._read(bool(filling)):
-            self.drafts[0] += event.drafted
-            self.drafts[1] += event.accepted
-            request = self.running[event.number]
-            self.drawn[request.index] += event.ids
-            if event.result:
-                self._forget(event.number)
+        for event in self._read(bool(prefilling)):
+            self._take(event)
         self._cache()
-        if not engine.launched and self.rng.random() < 0.8:
-            engine.launch()
 
-    def _read(self, filling: bool) -> list[Event]:
+    def _take(self, event: Event) -> None:
+        request = self.running[event.number]
+        limit = self.requests[request.index].k_limit
+        self.over_limit |= limit is not None and event.accepted > limit
+        self.drafted, self.accepted = self.drafted + event.drafted, self.accepted + event.accepted
+        self.sampled[request.index] += event.ids
+        self.scores[request.index] += event.scores
+        self.prompt_scores[request.index] += event.prompt_scores
+        if event.result:
+            self.engine.cancel(event.number)
+            self._give(self.running.pop(event.number).blocks)
+
+    def _read(self, all_of_them: bool) -> list[Event]:
         events = self.engine.step() if self.engine.launched else []
-        while filling and self.engine.launched:
+        while all_of_them and self.engine.launched:
             events += self.engine.step()
         return events
 
-    def _schedule(self, number: int, rows: int) -> None:
-        """Blocks for the next step, from others if there are none."""
+    def _schedule(self, number: int) -> None:
+        """Blocks for the next step or two, from others if there are none."""
         request = self.running[number]
-        if self.rng.random() < self.spare:
+        if self.rng.random() < self.preemption:
             self._preempt(number)
             return
-        length = len(self.requests[request.index].ids) + len(self.drawn[request.index])
-        wanted = self.engine.config.blocks(length + 3 * rows)
+        length = len(self.requests[request.index].ids) + len(self.sampled[request.index])
+        wanted = self.engine.config.blocks(length + self.rng.randint(1, 2) * (self.engine.config.k + 1))
         while len(request.blocks) < wanted:
             if not self.free:
                 victim = list(self.running)[-1]
@@ -115,44 +113,40 @@ class Outer:
                 if victim == number:
                     return
                 continue
-            block = self._take()
-            request.blocks.append(block)
-            self.engine.add_blocks(number, [block])
+            request.blocks.append(self._new_block())
+            self.engine.add_blocks(number, request.blocks[-1:])
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.engine.config.batch:
             index = self.waiting[0]
-            request = self.requests[index]
-            ids = (*request.ids, *self.drawn[index])
-            shared = self._shared(ids)
-            need = self.engine.config.blocks(len(ids) + 3 * self.engine.config.rows) - len(shared)
-            if need > len([b for b in self.free if b not in shared]):
+            ids = (*self.requests[index].ids, *self.sampled[index])
+            # a prompt's log-probabilities need all of its rows
+            shared = [] if self.requests[index].prompt_logprobs is not None else self._shared(ids)
+            need = self.engine.config.blocks(len(ids) + 1) - len(shared)
+            if need > len([block for block in self.free if block not in shared]):
                 return
             for block in shared:
                 self.free.pop(block, None)
                 self.users[block] += 1
-            blocks = [*shared, *(self._take() for _ in range(need))]
+            blocks = [*shared, *(self._new_block() for _ in range(need))]
             self.waiting.pop(0)
-            cached = BLOCK * len(shared)
             self.hits += len(shared)
-            number = self.engine.admit(request, blocks, cached, self.drawn[index])
-            self.running[number] = Running(index, blocks, len(ids), cached)
+            number = self.engine.admit(self.requests[index], blocks, BLOCK * len(shared), self.sampled[index])
+            self.running[number] = Running(index, blocks, len(ids), BLOCK * len(shared))
 
     def _shared(self, ids: tuple[int, ...]) -> list[int]:
         found = list[int]()
-        # at least one id is left to compute
-        while self.shares and BLOCK * (len(found) + 1) < len(ids):
-            block = self.by_ids.get(ids[: BLOCK * (len(found) + 1)])
+        # at least one token is left to compute
+        while BLOCK * (len(found) + 1) < len(ids):
+            block = self.by_prefix.get(ids[: BLOCK * (len(found) + 1)])
             if block is None:
                 break
             found.append(block)
         return found
 
-    def _take(self) -> int:
+    def _new_block(self) -> int:
         block, _ = self.free.popitem(last=False)
-        if ids := self.ids_of.pop(block, ()):
-            del self.by_ids[ids]
-            self.evicted += 1
+        self.by_prefix.pop(self.prefix_of.pop(block, ()), None)
         self.users[block] = 1
         return block
 
@@ -166,20 +160,15 @@ class Outer:
         self.preempted += 1
         request = self.running.pop(number)
         self.waiting.insert(0, request.index)
-        assert self.engine.preempt(number) == self.drawn[request.index]
+        assert self.engine.preempt(number) == self.sampled[request.index]
         self._give(request.blocks)
 
-    def _forget(self, number: int) -> None:
-        self.engine.cancel(number)
-        self._give(self.running.pop(number).blocks)
-
     def _cache(self) -> None:
-        """Let the blocks be found whose ids are computed: all but the newest one's."""
+        """Share the blocks whose tokens are all computed: all but the newest one's."""
         for request in self.running.values():
-            drawn = self.drawn[request.index]
-            ids = (*self.requests[request.index].ids, *drawn)
+            ids = (*self.requests[request.index].ids, *self.sampled[request.index])
             done = request.scheduled if request.scheduled < request.known else len(ids) - 1
             for place in range(min(done // BLOCK, len(request.blocks))):
-                key, block = ids[: BLOCK * (place + 1)], request.blocks[place]
-                if key not in self.by_ids and block not in self.ids_of:
-                    self.by_ids[key], self.ids_of[block] = block, key
+                prefix, block = ids[: BLOCK * (place + 1)], request.blocks[place]
+                if prefix not in self.by_prefix and block not in self.prefix_of:
+                    self.by_prefix[prefix], self.prefix_of[block] = block, prefix

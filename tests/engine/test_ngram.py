@@ -12,7 +12,7 @@ from compile.spec import BuildSpec
 from model.errors import UserError
 from tests.model.family import graphs as graphs_of
 from trnspec.engine.config import engine_config
-from trnspec.engine.engine import Engine, Proposer
+from trnspec.engine.engine import Engine, Proposer, ngram_propose
 from trnspec.engine.ngram import propose
 from trnspec.engine.request import Params, Request, Result
 from trnspec.runtime.xla import XlaRunner
@@ -57,10 +57,11 @@ REQUESTS = [
 ]
 
 
-def _run(graphs: XlaRunner, speculative: bool = True, by: Proposer | None = None) -> list[Result]:
+def _run(graphs: XlaRunner, speculative: bool = True, by: Proposer = ngram_propose) -> list[Result]:
     return Engine(graphs, engine_config(graphs.bundle), speculative, propose=by).run(REQUESTS)
 
 
+@pytest.mark.slow
 def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: XlaRunner) -> None:
     expected = _run(graphs, speculative=False)
     ids = [r.ids for r in expected]

@@ -71,8 +71,9 @@ def compare_ids(name: str, setting: Setting, old: Arrays, new: Arrays) -> bool:
 
 
 def compare_plans(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Print the graphs of each spec before and after; nothing fails."""
-    print("\n| plan | graphs | equal | changed | gone | new | bytes per rank |")
+    """Print the graphs of each spec before and after, those of one change of counts as one; nothing fails."""
+    print("\ncounts: inputs, outputs, weights, state, collectives")
+    print("| plan | graphs | equal | changed | gone | new | bytes per rank |")
     for name, plan in old.items():
         before, after = plan["graphs"], new[name]["graphs"]
         both = before.keys() & after.keys()
@@ -80,9 +81,12 @@ def compare_plans(old: dict[str, Any], new: dict[str, Any]) -> bool:
         sizes = [" + ".join(f"{v:,}" for v in p["bytes_per_rank"].values()) for p in (plan, new[name])]
         print(f"| {name} | {len(before)} -> {len(after)} | {equal} | {len(both) - equal} | {len(before) - len(both)} | "
               f"{len(after) - len(both)} | {' -> '.join(dict.fromkeys(sizes))} |")  # fmt: skip
+        changes: dict[str, list[str]] = {}
         for g in sorted(both):
             if before[g][1:] != after[g][1:]:
-                print(f"    {g}: inputs, outputs, weights, state, collectives {before[g][1:]} -> {after[g][1:]}")
+                changes.setdefault(f"{before[g][1:]} -> {after[g][1:]}", []).append(g)
+        for change, graphs in changes.items():
+            print(f"    {graphs[0]} and {len(graphs) - 1} more: {change}")
     return True
 
 

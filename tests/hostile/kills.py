@@ -25,7 +25,7 @@ _MORE, _LONG_S = (0, 0, 1, 3), 60.0
 
 
 def _build(spec: BuildSpec, traced: Path | None) -> None:
-    """Build; with `traced`, a bundle of the same graphs, take them from there: while it traces a build writes nothing."""
+    """Build; with graphs of `traced`, a bundle of the same: while it traces, a build writes nothing."""
     if traced:
         compile.build.lower_graphs = lambda _, graphs: ((g, (traced / g.file).read_bytes()) for g in graphs)
     build(spec)

@@ -284,7 +284,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[said[:24] for _, said in REFUSED])
 def test_requests_that_no_graph_serves_are_refused(changes: dict[str, Any], said: str) -> None:
-    config = EngineConfig((3,), 2, 128, (128,), V, 3, ((128, 128),))
+    vocab = MAX_BIASES + 1 if "513" in said else V
+    config = EngineConfig((3,), 2, 128, (128,), vocab, 3, ((128, 128),))
     check(config, Request((1,), Params(min_tokens=8, bad_words=((3, 4),), logit_bias={63: 100.0}), 8, logprobs=20))
     with pytest.raises(UserError, match=said):
         check(config, Request((1,), **{"max_new_tokens": 8} | changes))

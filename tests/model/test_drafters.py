@@ -52,7 +52,7 @@ def _requests(count: int, seed: int, filters: bool = True) -> list[Request]:
 
 def _check(expected: list[Result], results: list[Result]) -> None:
     assert [r.ids for r in results] == [r.ids for r in expected]
-    assert 0 < sum(sum(r.accepted) for r in results) < sum(sum(r.drafted) for r in results)
+    assert 0 < sum(sum(r.accepted) for r in results) <= sum(sum(r.drafted) for r in results)
 
 
 def _name(case: Any) -> str:

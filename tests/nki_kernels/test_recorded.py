@@ -60,7 +60,7 @@ class Numbers:
         return (first + np.arange(count)).astype(np.int32)
 
 
-def verify_attention(n: Numbers, B: int, H: int, G: int, N: int, D: int, S: int, block: int = 0) -> tuple[Any, ...]:  # noqa: N803
+def verify_attention(n: Numbers, B: int, H: int, G: int, N: int, D: int, S: int, block: int = 0) -> tuple[Any, ...]:
     q, new = n.floats(B, H, N, D, scale=3), [n.floats(B, G, N, D) for _ in range(2)]
     keys, values, table = n.pools(G, D, B, S)
     positions = n.positions(B, N, S)
@@ -70,25 +70,25 @@ def verify_attention(n: Numbers, B: int, H: int, G: int, N: int, D: int, S: int,
     return q, *new, keys, values, positions, table, *rest
 
 
-def append_rows(n: Numbers, G: int, C: int, D: int, S: int) -> tuple[Any, ...]:  # noqa: N803
+def append_rows(n: Numbers, G: int, C: int, D: int, S: int) -> tuple[Any, ...]:
     keys, values, table = n.pools(G, D, 1, S)
     table[0, 2] = 0
     positions = (S - C + 30 + np.arange(C, dtype=np.int32))[None]
     return n.floats(1, G, C, D), n.floats(1, G, C, D), keys, values, positions, table
 
 
-def prompt_attention(n: Numbers, H: int, G: int, C: int, D: int, S: int, start: int) -> tuple[Any, ...]:  # noqa: N803
+def prompt_attention(n: Numbers, H: int, G: int, C: int, D: int, S: int, start: int) -> tuple[Any, ...]:
     keys, values, table = n.pools(G, D, 1, S)
     return n.floats(1, H, C, D, scale=3), keys, values, np.array([[start]], np.int32), table
 
 
-def _attention(n: Numbers, E: int, H: int, G: int) -> tuple[Any, ...]:  # noqa: N803
+def _attention(n: Numbers, E: int, H: int, G: int) -> tuple[Any, ...]:
     """gamma, k_norm, q_norm, QKV and output."""
     q, k, v, out = (n.floats(o, i, scale=i**-0.5) for o, i in ((H * 128, E), (G * 128, E), (G * 128, E), (E, H * 128)))
     return n.floats(E) + n.dtype(1), n.floats(128), n.floats(128), pack_qkv(q, k, v, 128), pack_out(out, 128)
 
 
-def _mlp(n: Numbers, E: int, I: int) -> tuple[Any, ...]:  # noqa: E741, N803
+def _mlp(n: Numbers, E: int, I: int) -> tuple[Any, ...]:  # noqa: E741
     """gamma, gate and up, down."""
     gate, up, down = n.floats(I, E, scale=E**-0.5), n.floats(I, E, scale=E**-0.5), n.floats(E, I, scale=0.1)
     return n.floats(E) + n.dtype(1), pack_gate_up(gate, up), pack(down)
@@ -98,7 +98,7 @@ def _angles(n: Numbers, batch: int, count: int) -> tuple[Any, Any]:
     return n.floats(batch, count, 64, dtype=np.float32), n.floats(batch, count, 64, dtype=np.float32)
 
 
-def decode_attention(n: Numbers, B: int, N: int, E: int, H: int, G: int, S: int) -> tuple[Any, ...]:  # noqa: N803
+def decode_attention(n: Numbers, B: int, N: int, E: int, H: int, G: int, S: int) -> tuple[Any, ...]:
     keys, values, table = n.pools(G, 128, B, S)
     return (
         n.floats(B * N, E, scale=3), *_attention(n, E, H, G), *_angles(n, B, N), keys, values,
@@ -106,11 +106,11 @@ def decode_attention(n: Numbers, B: int, N: int, E: int, H: int, G: int, S: int)
     )  # fmt: skip
 
 
-def decode_mlp(n: Numbers, R: int, E: int, I: int) -> tuple[Any, ...]:  # noqa: E741, N803
+def decode_mlp(n: Numbers, R: int, E: int, I: int) -> tuple[Any, ...]:  # noqa: E741
     return n.floats(R, E, scale=3), *_mlp(n, E, I)
 
 
-def decode_layers(n: Numbers, L: int, B: int, N: int, E: int, H: int, G: int, I: int, S: int, ranks: int = 0) -> Any:  # noqa: E741, N803
+def decode_layers(n: Numbers, L: int, B: int, N: int, E: int, H: int, G: int, I: int, S: int, ranks: int = 0) -> Any:  # noqa: E741
     layers, table = [], None
     for _ in range(L):
         keys, values, table = n.pools(G, 128, B, S)
@@ -119,28 +119,28 @@ def decode_layers(n: Numbers, L: int, B: int, N: int, E: int, H: int, G: int, I:
     return n.floats(B * N, E, scale=3), tuple(layers), *_angles(n, B, N), n.positions(B, N, S), table, groups
 
 
-def prompt_product(n: Numbers, C: int, K: int, M: int, first: int = 0) -> tuple[Any, ...]:  # noqa: N803
+def prompt_product(n: Numbers, C: int, K: int, M: int, first: int = 0) -> tuple[Any, ...]:
     return n.floats(C, K), pack(n.floats(M, K, scale=K**-0.5)), first
 
 
-def gumbel_noise(n: Numbers, R: int, V: int, start: int) -> tuple[Any, ...]:  # noqa: N803
+def gumbel_noise(n: Numbers, R: int, V: int, start: int) -> tuple[Any, ...]:
     seeds, positions = n.ints(-(2**31), 2**31, R, 2), n.ints(0, 2**24, R, 1)
     return seeds, positions, np.array([[start]], np.int32), V, 0
 
 
-def coupled_sample(n: Numbers, R: int, V: int, start: int) -> tuple[Any, ...]:  # noqa: N803
+def coupled_sample(n: Numbers, R: int, V: int, start: int) -> tuple[Any, ...]:
     logits, noise = n.floats(R, V, scale=9), n.floats(R, V, scale=4, dtype=np.float32)
     temperature = (n.ints(0, 3, R, 1) * 0.5).astype(np.float32)
     floor = np.where(n.ints(0, 2, R, 1) > 0, -1e24, logits.astype(np.float32).max(1, keepdims=True) - 2)
     return logits, noise, temperature, floor.astype(np.float32), np.array([[start]], np.int32)
 
 
-def weights_above(n: Numbers, R: int, V: int, J: int) -> tuple[Any, ...]:  # noqa: N803
+def weights_above(n: Numbers, R: int, V: int, J: int) -> tuple[Any, ...]:
     column = np.ones((R, 1), np.float32)
     return n.floats(R, V, scale=9), column, -9 * column, -5 * column, n.floats(R, J, scale=9, dtype=np.float32)
 
 
-def accept_drafts(n: Numbers, M: int, B: int, N: int) -> tuple[Any, ...]:  # noqa: N803
+def accept_drafts(n: Numbers, M: int, B: int, N: int) -> tuple[Any, ...]:
     values, ids = n.ints(0, 4, M, B, N).astype(np.float32), n.ints(0, 3, M, B, N)
     if N == 1:
         return values, ids, None, n.ints(0, 99, B, 1), None
@@ -178,7 +178,7 @@ ROWS += [
 ]  # fmt: skip
 
 
-def prompt_mlp(n: Numbers, C: int, E: int, I: int) -> tuple[Any, ...]:  # noqa: E741, N803
+def prompt_mlp(n: Numbers, C: int, E: int, I: int) -> tuple[Any, ...]:  # noqa: E741
     return decode_mlp(n, C, E, I)
 
 

@@ -1,7 +1,5 @@
 """Hugging Face checkpoints: checked by name, shape and dtype, and cut into the shards of ranks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +27,7 @@ class Checkpoint:
     A draft's may lack tensors that its `target`'s checkpoint has for both.
     """
 
-    def __init__(self, path: Path, config: ModelConfig, target: Checkpoint | None = None) -> None:
+    def __init__(self, path: Path, config: ModelConfig, target: "Checkpoint | None" = None) -> None:
         self.path, self.config = path, config
         self.files, drafter = _files_of(path), drafter_of(config)
         self._tensors: dict[str, Any] = {}

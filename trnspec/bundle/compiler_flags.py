@@ -1,7 +1,5 @@
 """neuronx-cc's default flags, and the two kinds of graph that a manifest lists flags for."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from model.graph_key import GraphKey

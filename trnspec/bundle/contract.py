@@ -4,8 +4,6 @@ A runtime finds parameters, results and aliases by their order, and a collective
 the wrong ranks. Source of the codes: compiler/error-codes of the SDK's documents, 2.33.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

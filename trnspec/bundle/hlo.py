@@ -6,8 +6,6 @@ one group: they are written to the old field too. Only the fields that are read 
 preserves all others.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory

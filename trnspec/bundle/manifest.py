@@ -3,8 +3,6 @@
 A bundle is safetensors, HLO protos, JSON and text: nothing in it is unpickled or executed by us.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

@@ -3,8 +3,6 @@
 Files are opened below the folder that was opened first: a folder that takes its name later is not read.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

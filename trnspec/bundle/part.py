@@ -1,7 +1,5 @@
 """One model of a bundle, target or draft: its configuration, its ranks, and every weight's name and shape."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

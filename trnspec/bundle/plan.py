@@ -1,7 +1,5 @@
 """The plan of a bundle, computed from its spec: every graph, shape and byte."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Eight bytes with the header's length, the header as JSON, the tensors' bytes without gaps.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import TYPE_CHECKING
@@ -49,7 +47,7 @@ def shard_bytes(plan: BundlePlan, rank: int) -> int:
     return len(shard_header(plan, rank)) + plan.weight_bytes
 
 
-def shard_tensors(bundle: Bundle, rank: int) -> dict[str, np.ndarray]:
+def shard_tensors(bundle: "Bundle", rank: int) -> dict[str, np.ndarray]:
     """The weights of a rank by name, views of the file's bytes; UserError if the file is not this rank's."""
     name, tensors = shard_file(rank), dict[str, np.ndarray]()
     content = bundle.read(name)

@@ -3,8 +3,6 @@
 Off by default. With a public key, from an option or the environment, an unsigned bundle is refused too.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 from pathlib import Path

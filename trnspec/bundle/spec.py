@@ -3,8 +3,6 @@
 A build makes it from flags and checkpoints; a manifest stores it as JSON and is checked as a build checks its flags.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
+import torch
 
+from model.cache import AttentionMetadata, Cache
+from model.ops import EAGER
 from nki_kernels.attention import law
 from nki_kernels.attention.paged_kv import PAGE
 from nki_kernels.attention.verify import verify_attention
 from nki_kernels.limits import CHUNK
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+# 32 rows in calls of these sizes; every size is slow
+SPLITS = [
+    ((1, 2, 7, 16, 6), (31, 1)),
+    pytest.param([[n] * (32 // n) + [32 % n] * (32 % n > 0) for n in range(1, 32)], marks=pytest.mark.slow),
+]
 
 
 @dataclass(frozen=True)
@@ -48,21 +58,34 @@ class Inputs:
         cache = self.keys[b].copy(), self.values[b].copy()
         return Inputs(self.q[b, :, n].copy(), new, *cache, self.positions[b, n].copy())
 
+    def operands(self, pages: Any = None, limit: Any = None) -> tuple[Any, ...]:
+        """Those of the kernel."""
+        (keys, values), table = pages or pooled(self.keys, self.values)
+        return self.q, *self.new, keys, values, self.positions, table, limit
+
     def run(self, pages: Any = None, limit: Any = None, **options: Any) -> Any:
         """The kernel's output from pages, which it changes."""
-        (keys, values), table = pages or pooled(self.keys, self.values)
-        return verify_attention(self.q, *self.new, keys, values, self.positions, table, limit, **options)
+        return verify_attention(*self.operands(pages, limit), **options)
+
+
+def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
+    """Uniform numbers of a standard deviation, from integers: no function of a library is between seed and bits."""
+    return (rng.integers(-(2**16), 2**16, shape) * (1.7320508 * size / 2**16)).astype(DTYPES[dtype])
+
+
+def as_torch(array: Any) -> torch.Tensor:
+    """The same bits as a tensor."""
+    if array.dtype == DTYPES["bf16"]:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
 
 
 def draw(dims: Dims, seed: int = 0, first: Any = None) -> Inputs:
-    """Normal numbers; sequences end at different places, the first at the cache's end, unless `first` says where."""
-    rng, kind = np.random.default_rng(seed), DTYPES[dims.dtype]
-
-    def normal(*shape: int) -> Any:
-        return rng.standard_normal(shape).astype(kind)
-
-    q, k_new, v_new = (normal(dims.B, heads, dims.N, dims.D) for heads in (dims.H, dims.G, dims.G))
-    keys, values = normal(dims.B, dims.G, dims.S, dims.D), normal(dims.B, dims.G, dims.S, dims.D)
+    """Sequences end at different places, the first at the cache's end, unless `first` says where."""
+    rng = np.random.default_rng(seed)
+    heads = (dims.H, dims.G, dims.G)
+    q, k_new, v_new = (normal(rng, dims.dtype, dims.B, count, dims.N, dims.D) for count in heads)
+    keys, values = (normal(rng, dims.dtype, dims.B, dims.G, dims.S, dims.D) for _ in range(2))
     if first is None:
         first = rng.integers(0, dims.S - dims.N + 1, dims.B)
         first[0] = dims.S - dims.N
@@ -93,6 +116,15 @@ def naive(x: Inputs, limit: Any = None) -> Any:
     return out
 
 
+def model_attention(attend: Any, x: Inputs, limit: Any = None) -> tuple[Any, Any]:
+    """Output and cache of model/attention.py's function, or of a backing's, on the same numbers."""
+    pools, table = pooled(x.keys, x.values)
+    limit_B1 = None if limit is None else torch.from_numpy(limit)
+    meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table), limit_B1)
+    out, after = attend(EAGER, as_torch(x.q), tuple(map(as_torch, x.new)), Cache(*map(as_torch, pools)), meta)
+    return out.float().numpy(), tuple(unpooled(pool.float().numpy(), table, x.keys.shape[2]) for pool in after)
+
+
 def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
     """Pools (pages, G, 128, D) of a cache (B, G, S, D), and its block table, in random order.
 
@@ -104,7 +136,7 @@ def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]
     table = 1 + rng.permutation(count - 1)[: batch * per].reshape(batch, per).astype(np.int32)
     pools = []
     for cache in (keys, values):
-        pool = rng.standard_normal((count, kv_heads, PAGE, dim)).astype(cache.dtype)
+        pool = normal(rng, "fp32", count, kv_heads, PAGE, dim).astype(cache.dtype)
         pool[0] = 0
         padded = np.pad(cache, ((0, 0), (0, 0), (0, per * PAGE - length), (0, 0)))
         pool[table] = padded.reshape(batch, kv_heads, per, PAGE, dim).swapaxes(1, 2)
@@ -116,6 +148,11 @@ def unpooled(pool: Any, table: Any, length: int) -> Any:
     """The cache (B, G, S, D) of a pool and a table."""
     cache = pool[table].swapaxes(1, 2)
     return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])[:, :, :length]
+
+
+def slices(sizes: Sequence[int]) -> list[slice]:
+    """Consecutive slices of these sizes."""
+    return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
 
 
 def same(a: Any, b: Any) -> bool:

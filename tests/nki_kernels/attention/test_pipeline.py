@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nki_kernels.attention.rows import Tiling
 
 from nki_kernels.attention.pipeline import stages
-from nki_kernels.attention.rows import Tiling
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "verify_attention.md"
 # what a stage reads is written by the stage before it

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -17,11 +15,11 @@ from model.qwen3 import MLP as TorchMLP
 from model.qwen3 import RMSNorm
 from nki_kernels.layer import law, mlp
 from nki_kernels.layer.mlp import decode_mlp, decode_mlp_kernel
-from nki_kernels.layer.pack_weights import pack, pack_gate_up
+from nki_kernels.layer.pack_weights import pack
 from tests.close import is_close
 from tests.nki_kernels.layer.inputs import MLP, as_fp64, draw_mlp, naive_mlp
 
-# rows, E, I: odd first; I with a rest of 32, 64 and 96 rows, less than one tile, and none; rows cut in four
+# rows, E, I: odd first; I with a rest of 32, 64 and 96 rows, less than one tile, and none; rows split in four
 SHAPES = [
     (3, 384, 250),
     (33, 640, 800),
@@ -31,18 +29,22 @@ SHAPES = [
     (32, 256, 2080),
     (37, 4096, 64),
 ]
-# every shape in both dtypes and on one core and on two, every dtype on both
-WAYS = [(shape, dtype, 1 + (n + m) % 2) for n, shape in enumerate(SHAPES) for m, dtype in enumerate(("fp32", "bf16"))]
+DTYPES = ("fp32", "bf16")
+# every shape, both dtypes and both numbers of cores in turn, then the other dtype
+WAYS = [
+    *((shape, DTYPES[n % 2], 1 + n // 2 % 2) for n, shape in enumerate(SHAPES)),
+    *(pytest.param(shape, DTYPES[1 - n % 2], 2 - n // 2 % 2, marks=pytest.mark.slow) for n, shape in enumerate(SHAPES)),
+]
 
 
 @pytest.fixture(autouse=True)
-def _two_cores_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_cores_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights as small as these are otherwise one core's work."""
-    monkeypatch.setattr(mlp, "WORTH_SHARING", 0)
+    monkeypatch.setattr(mlp, "MIN_BYTES_TO_SPLIT", 0)
 
 
 def run(m: MLP, **options: Any) -> Any:
-    return decode_mlp(m.x, m.gamma, (pack_gate_up(m.gate, m.up), pack(m.down)), **options)
+    return decode_mlp(*m.operands(), **options)
 
 
 def exact(m: MLP) -> Any:
@@ -58,6 +60,7 @@ def test_law(shape: tuple[int, int, int], dtype: str, lnc: int) -> None:
     assert is_close(run(m, lnc=lnc), naive_mlp(m), exact(m))
 
 
+@pytest.mark.slow
 def test_the_largest_rows_leave_room_for_the_stream() -> None:
     """128 rows of 8192 fp32 numbers, and weights of which more than SBUF holds are still to come."""
     m = draw_mlp(128, 8192, 512, "fp32")
@@ -78,12 +81,13 @@ def test_the_law_is_the_model_s() -> None:
     assert is_close(run(m), theirs, exact(m))
 
 
+@pytest.mark.parametrize("counts", [(1, 2, 7, 16, 31), pytest.param(range(1, 33), marks=pytest.mark.slow)], ids=len)
 @pytest.mark.parametrize(("dtype", "lnc"), [("fp32", 1), ("bf16", 2)])
-def test_a_row_s_bits(dtype: str, lnc: int) -> None:
-    """Rows 1 to 32, each alone, in every count, and in another order: the same bits, on one core and on two."""
+def test_a_row_s_bits(dtype: str, lnc: int, counts: Any) -> None:
+    """Rows alone, in several counts, and in another order: the same bits, on one core and on two."""
     m = draw_mlp(32, 256, 224, dtype)
     whole = run(m)
-    for count in range(1, 33):
+    for count in counts:
         assert run(m.rows(slice(count)), lnc=lnc).tobytes() == whole[:count].tobytes(), f"{count} rows"
         alone = run(m.rows(slice(count - 1, count)), lnc=lnc)
         assert alone.tobytes() == whole[count - 1 : count].tobytes(), f"row {count - 1} alone"
@@ -91,7 +95,7 @@ def test_a_row_s_bits(dtype: str, lnc: int) -> None:
 
 
 def test_the_bits_of_long_rows() -> None:
-    """Rows that are cut in four, in one and in two tiles of them."""
+    """Rows that are split in four, in one and in two tiles of them."""
     m = draw_mlp(35, 4096, 64, "bf16")
     whole = run(m)
     for count in (1, 2, 31, 33):
@@ -99,14 +103,13 @@ def test_the_bits_of_long_rows() -> None:
     assert run(m.rows(slice(34, 35)), lnc=2).tobytes() == whole[34:].tobytes()
 
 
-def test_small_weights_are_one_core_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_weights_are_core_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second core has no instruction, and the bits are the same."""
     m = draw_mlp(3, 256, 224, "bf16")
-    packed = pack_gate_up(m.gate, m.up), pack(m.down)
     busy, results = [], []
     for worth in (0, 10**7):
-        monkeypatch.setattr(mlp, "WORTH_SHARING", worth)
-        ran = nkisim.run(decode_mlp_kernel[2], (m.x, m.gamma, *packed), policy=nkisim.Policy(recording=True))
+        monkeypatch.setattr(mlp, "MIN_BYTES_TO_SPLIT", worth)
+        ran = nkisim.run(decode_mlp_kernel[2], m.operands(), policy=nkisim.Policy(recording=True))
         busy.append({event.core for event in ran.recording.events})
         results.append(ran.outputs.tobytes())
     assert busy == [{0, 1}, {0}]
@@ -119,40 +122,6 @@ def test_bits_can_differ() -> None:
     before = run(m)
     m.gate[0, 0] = np.nextafter(m.gate[0, 0], np.float32(9), dtype=np.float32) * 2
     assert run(m).tobytes() != before.tobytes()
-
-
-def test_the_device_entry_is_the_kernel() -> None:
-    m = draw_mlp(2, 256, 192, "fp32")
-    launched: list[Any] = []
-
-    def launch(kernel: Any) -> Any:
-        launched.append(kernel)
-        return nkisim.simulate(kernel)
-
-    out = decode_mlp(m.x.reshape(1, 2, 256), m.gamma, (pack_gate_up(m.gate, m.up), pack(m.down)), run=launch)
-    assert out.shape == (1, 2, 256)
-    assert launched[0].__name__ == decode_mlp_kernel.__name__
-
-
-BAD: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "1 to 128 rows": lambda a: a.update(x=np.zeros((129, 256), np.float32)),
-    "multiple of 128": lambda a: a.update(x=np.zeros((2, 200), np.float32)),
-    "gamma is": lambda a: a.update(gamma=a["gamma"][:-1]),
-    "gate and up are": lambda a: a.update(weights=(a["weights"][0].swapaxes(1, 2), a["weights"][1])),
-    "down is": lambda a: a.update(weights=(a["weights"][0], a["weights"][1].swapaxes(1, 2))),
-    "dtypes are": lambda a: a.update(x=a["x"].astype(ml_dtypes.bfloat16)),
-    "lnc is 3": lambda a: a.update(lnc=3),
-}
-
-
-@pytest.mark.parametrize(("sentence", "change"), BAD.items(), ids=list(BAD))
-def test_refused(sentence: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    m = draw_mlp(2, 256, 192, "fp32")
-    operands: dict[str, Any] = {"x": m.x, "gamma": m.gamma, "weights": (pack_gate_up(m.gate, m.up), pack(m.down))}
-    change(operands)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        decode_mlp(**operands)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_odd_number_of_features_is_refused() -> None:

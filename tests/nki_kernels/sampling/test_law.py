@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.sampling.host import Proposal, Shard, accept_drafts, coupled_sample
+from nki_kernels.sampling.accept_drafts import accept_drafts
+from nki_kernels.sampling.coupled_sample import coupled_sample
 from tests.nki_kernels.sampling.inputs import NO_FLOOR, merged, one
 
 K, TOKENS = 2, 3
@@ -71,8 +72,8 @@ def draws(tables: list[Any], noise: list[Any], temperatures: Any) -> Any:
     ids = []
     for first in range(0, len(tables), 128):
         rows = slice(first, first + 128)
-        shard = Shard(logits[rows].copy(), one(0))
-        ids.append(merged(*coupled_sample(shard, np.array(noise[rows]), temperature[rows].copy(), floor[rows].copy())))
+        operands = (logits[rows].copy(), np.array(noise[rows]), temperature[rows].copy(), floor[rows].copy())
+        ids.append(merged(*coupled_sample(*operands, one(0))))
     return np.concatenate(ids)
 
 
@@ -90,10 +91,8 @@ def run_coupled(same_noise: bool) -> Iterator[tuple[float, list[int]]]:
     for first in range(0, len(cells), 128):
         part = slice(first, first + 128)
         count = ids[0, part].shape[0]
-        proposal = Proposal(
-            np.array(texts[part], np.int32), np.zeros((count, 1), np.int32), np.full((count, 1), K, np.int32)
-        )
-        accepted, counts, _, _ = accept_drafts(np.zeros((1, count, K + 1), np.float32), ids[:, part].copy(), proposal)
+        steps = np.array(texts[part], np.int32), np.zeros((count, 1), np.int32), np.full((count, 1), K, np.int32)
+        accepted, counts, _, _ = accept_drafts(np.zeros((1, count, K + 1), np.float32), ids[:, part].copy(), *steps)
         for row, c in zip(accepted, counts[:, 0], strict=True):
             yield 1 / len(cells), list(map(int, row[:c]))
 

@@ -14,9 +14,9 @@ import torch
 import nkisim
 from model.sampling import gumbel_of
 from nki_kernels.sampling import law, threefry
-from nki_kernels.sampling.host import gumbel_noise
+from nki_kernels.sampling.gumbel_noise import gumbel_noise
 from nkisim.pytest_plugin import KernelRuns
-from tests.nki_kernels.sampling.inputs import SHAPES, Dims, generator_rows, key, one
+from tests.nki_kernels.sampling.inputs import WAYS, Dims, generator_rows, key, one
 
 ALL_ONES = 0xFFFFFFFF
 # Random123's known answers for 13 rounds, also in docs/sampling.md
@@ -79,12 +79,11 @@ def test_a_round_less_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(words([(0, 0)], [[0]], [[0]])[:, 0, 0]) != ANSWERS[0][2]
 
 
-@pytest.mark.parametrize("lnc", [1, 2])
-@pytest.mark.parametrize("dims", SHAPES, ids=str)
+@pytest.mark.parametrize(("dims", "lnc"), WAYS, ids=str)
 def test_noise(dims: Dims, lnc: int) -> None:
     """The model's noise up to the rounding of the logarithms, on one core and on two."""
     seeds, positions = generator_rows(dims.R)
-    noise = gumbel_noise(seeds, positions, one(dims.start), dims.V, lnc=lnc)
+    noise = gumbel_noise(seeds, positions, one(dims.start), dims.V, 0, lnc=lnc)
     ids = torch.arange(dims.start, dims.start + dims.V, dtype=torch.int32)
     expected = gumbel_of(torch.from_numpy(seeds), torch.from_numpy(positions[:, 0]), ids).numpy()
     # log(-log u) near u = 1 / e is small against its terms: an ulp of 1 bounds it there
@@ -94,7 +93,7 @@ def test_noise(dims: Dims, lnc: int) -> None:
 
 def test_noise_is_the_law_s() -> None:
     seeds, positions = generator_rows(4)
-    noise = gumbel_noise(seeds, positions, one(1001), 6)
+    noise = gumbel_noise(seeds, positions, one(1001), 6, 0)
     for r in range(4):
         expected = law.gumbel_noise(key(seeds, r), int(positions[r, 0]), range(1001, 1007))
         assert np.abs(noise[r] - expected).max() <= ULPS * np.spacing(np.float32(16))
@@ -103,14 +102,14 @@ def test_noise_is_the_law_s() -> None:
 def test_bits_do_not_depend_on_the_launch() -> None:
     """A row's noise alone, beside others, on a shard or on all ids, on one core or two."""
     seeds, positions = generator_rows(9)
-    whole = gumbel_noise(seeds, positions, one(0), 601)
-    assert np.array_equal(gumbel_noise(seeds, positions, one(0), 601, lnc=2), whole)
+    whole = gumbel_noise(seeds, positions, one(0), 601, 0)
+    assert np.array_equal(gumbel_noise(seeds, positions, one(0), 601, 0, lnc=2), whole)
     for start, columns in ((0, 300), (300, 301), (151, 77)):
-        part = gumbel_noise(seeds[4:5].copy(), positions[4:5].copy(), one(start), columns)
+        part = gumbel_noise(seeds[4:5].copy(), positions[4:5].copy(), one(start), columns, 0)
         assert np.array_equal(part, whole[4:5, start : start + columns])
 
 
 def test_domains_differ() -> None:
     seeds, positions = generator_rows(3)
-    noise, other = (gumbel_noise(seeds, positions, one(0), 50, domain=d) for d in (0, 1))
+    noise, other = (gumbel_noise(seeds, positions, one(0), 50, d) for d in (0, 1))
     assert not (noise == other).any()

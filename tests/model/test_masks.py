@@ -1,4 +1,4 @@
-"""Structured output: limits of ids become masks, masks bound drafts, the rest keep the law, and no neighbour notices."""
+"""Structured output: limits of ids become masks, masks bound drafts, and no other row changes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from model.sampling import sample
 from tests.model.family import V, eager_engine
 from tests.model.test_asks import PARAMS, some, words
 from tests.model.test_sampling import _params, law_of_filter
-from trnspec.engine.masks import Allowed, Walk, allows, limited, mask_of
-from trnspec.engine.request import Params, Request, Score
+from trnspec.engine.masks import ConstrainedDraft, allows, mask_fn, mask_of
+from trnspec.engine.request import MaskFn, Params, Request, Score
 
 MIXES = [(0.7, 0, 1.0, 0.0), (1.0, 3, 1.0, 0.0), (1.3, 0, 0.6, 0.0), (0.9, 0, 1.0, 0.2), (1.1, 4, 0.8, 0.05)]
 
@@ -48,7 +48,7 @@ def test_a_masked_sample_has_the_target_s_law_over_what_is_allowed(mix: tuple[fl
     assert (different > 0) == (mix[1:] != (0, 1.0, 0.0))
 
 
-def _by(seed: int, told: list[tuple[int, ...]] | None = None) -> Allowed:
+def _by(seed: int, told: list[tuple[int, ...]] | None = None) -> MaskFn:
     """Masks that depend on all ids so far, as a grammar's do."""
 
     def allowed(ids: Sequence[int]) -> np.ndarray:
@@ -90,23 +90,23 @@ def test_no_step_accepts_what_its_mask_forbids(family: Path, monkeypatch: pytest
     requests = [Request((9, 2, n), PARAMS[n % 3], 30, allowed=_by(n)) for n in range(6)]
     expected = [r.ids for r in eager_engine(family, "chain", False, k=3).run(requests)]
 
-    def all_follow(self: Walk, drafts: Sequence[int]) -> None:
+    def all_follow(self: ConstrainedDraft, drafts: Sequence[int]) -> None:
         self.drafts, self.masks = list(drafts), self.masks[:1] * (1 + len(drafts))
 
-    monkeypatch.setattr(Walk, "along", all_follow)
+    monkeypatch.setattr(ConstrainedDraft, "propose", all_follow)
     assert [r.ids for r in eager_engine(family, k=3).run(requests)] != expected
 
 
 def test_limits_of_ids_become_masks() -> None:
     def ids(ids: Sequence[int], params: Params, **more: object) -> set[int]:
-        allowed = limited(Request((1,), params, **more), 40)  # type: ignore[arg-type]
+        allowed = mask_fn(Request((1,), params, **more), 40)  # type: ignore[arg-type]
         assert allowed is not None
         mask = allowed(ids)
         assert mask is not None
         return {i for i in range(64) if mask[i // 32] >> i % 32 & 1}
 
     every = set(range(40))
-    assert limited(Request((1,), Params(presence_penalty=1.0)), 40) is None
+    assert mask_fn(Request((1,), Params(presence_penalty=1.0)), 40) is None
     assert ids([], Params(allowed_token_ids=(3, 39))) == {3, 39}
     bad = Params(bad_words=((5,), (7, 8), (7, 8, 9)))
     assert [ids(before, bad) for before in ([], [7], [7, 8], [8])] == [
@@ -121,28 +121,28 @@ def test_limits_of_ids_become_masks() -> None:
     # a grammar that allows only an end is not contradicted
     end = mask_of((4,), 40)
     assert ids([], late, stop_ids=(4,), allowed=lambda ids: end) == {4}
-    assert limited(Request((1,), late, stop_ids=(4,), allowed=lambda ids: None), 40)([]) is None  # type: ignore[misc]
+    assert mask_fn(Request((1,), late, stop_ids=(4,), allowed=lambda ids: None), 40)([]) is None  # type: ignore[misc]
 
 
-def _walk(masks: dict[tuple[int, ...], set[int]], most: int = 3) -> Walk:
+def _walk(masks: dict[tuple[int, ...], set[int]], most: int = 3) -> ConstrainedDraft:
     """A walk from no ids on, whose grammar ends where it has no set."""
     held = {ids: words([i in allowed for i in range(V)]) for ids, allowed in masks.items()}
-    return Walk(lambda ids: held.get(tuple(ids)), (), most, 2)
+    return ConstrainedDraft(lambda ids: held.get(tuple(ids)), (), most, 2)
 
 
 def test_a_walk_follows_drafts_to_the_first_that_is_refused() -> None:
     walk = _walk({(): {1, 2}, (1,): {3, 40}, (1, 40): {5, 6}, (1, 40, 5): {8, 9}, (2,): {4, 5}})
     for drafts, followed in (([1, 40, 5, 8], 3), ([1, 40, 9], 2), ([9, 40, 5], 0), ([], 0), ([1, 3], 1)):
-        walk.along(drafts)
+        walk.propose(drafts)
         assert (walk.drafts, len(walk.masks)) == (drafts[:followed], followed + 1)
-    walk.along([2, 4])
+    walk.propose([2, 4])
     assert walk.drafts == [2], "the text ends with 2 4"
 
 
 def test_a_walk_knows_what_is_forced_before_any_draft() -> None:
     walk = _walk({(): {33}, (33,): {0}, (33, 0): {5, 6}, (33, 0, 5): {7}})
     assert walk.drafts == [33, 0]
-    walk.along([33, 0, 5])
+    walk.propose([33, 0, 5])
     assert walk.drafts == [33, 0, 5]
     assert _walk({(): {33}, (33,): {63}}).drafts == [33], "the draft that ends a text is the target's to sample"
     assert _walk({(): {33}, (33,): {0}, (33, 0): {1}}, most=1).drafts == [33]
@@ -153,4 +153,4 @@ def test_bits_and_masks_that_are_none() -> None:
     assert [i for i in range(V) if allows(mask, i)] == [0, 31, 32, 63]
     for wrong in (None, np.zeros(2, np.int32), np.ones(3, np.int32), np.ones(2, np.int64)):
         with pytest.raises(UserError, match="it must allow an id and have 2 int32 words"):
-            Walk(lambda ids, wrong=wrong: wrong, (), 0, 2)
+            ConstrainedDraft(lambda ids, wrong=wrong: wrong, (), 0, 2)
