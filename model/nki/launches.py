@@ -84,16 +84,7 @@ Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 def to_text(launch: Launch, operands: Sequence[Result]) -> str:
     """The launch and its operands as JSON, for a graph."""
-    return json.dumps(
-        {
-            "kernel": launch.kernel,
-            "arguments": launch.arguments,
-            "results": launch.results,
-            "changed": launch.changed,
-            "lnc": launch.lnc,
-            "operands": list(operands),
-        }
-    )
+    return json.dumps(vars(launch) | {"operands": list(operands)})
 
 
 def from_text(text: str) -> tuple[Launch, list[Result]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model.approx_filters import approximate
-from model.config import PRESETS, load_config
+from model.config import load_config
 from model.context import ONE_RANK, Context
 from model.drafters.dflash import DFlash, DFlashConfig, DFlashModel
 from model.drafters.registry import infer_drafter, load_draft
@@ -31,8 +31,6 @@ from tests.compile.tiny import write_model
 from tests.model.drafted import Drafted, beyond, pair_of, steps
 from tests.model.heads import BLOCKS, write_block
 from tests.model.ranks import on_ranks
-from trnspec.bundle.plan import make_plan
-from trnspec.bundle.spec import BundleSpec
 
 MASK, TARGET = 61, "target"
 
@@ -265,43 +263,3 @@ def test_formats_of_one_draft_are_one_configuration(tmp_path: Path) -> None:
         for form in (speculators, deepspec)[:forms]:
             (tmp_path / "config.json").write_text(json.dumps(form))
             assert load_draft(DFlash, str(tmp_path), target) == expected
-
-
-_QWEN3 = {
-    "model_type": "qwen3", "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 151936,
-    "num_hidden_layers": 5, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-}  # fmt: skip
-# the sizes of published drafts, as their cards and configs state them: target, config.json, taps, drafts of a block
-PUBLISHED: dict[str, tuple[str, dict[str, Any], list[int], int]] = {
-    "chutesai/Qwen3-32B-FP8-DFLASH": (
-        "Qwen/Qwen3-32B",
-        {"hidden_size": 5120, "intermediate_size": 9728, "block_size": 16, "num_target_layers": 64,
-         "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 16, 31, 46, 61]}},
-        [2, 17, 32, 47, 62], 15,
-    ),
-    # none with a Markov head is published for the 32B: SpecForge's configs/qwen3.6-27b-dspark.json has its sizes
-    "qwen3.6-27b-dspark": (
-        "Qwen/Qwen3-32B",
-        {"hidden_size": 5120, "intermediate_size": 17408, "block_size": 16, "num_target_layers": 64,
-         "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [2, 17, 32, 47, 62],
-                           "projector_type": "dspark", "markov_rank": 256}},
-        [3, 18, 33, 48, 63], 16,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_drafts_are_planned(tmp_path: Path, name: str) -> None:
-    """On both backends: the draft's layers, and copies of the target's embeddings and head."""
-    preset, raw, taps, most = PUBLISHED[name]
-    (tmp_path / "config.json").write_text(json.dumps(_QWEN3 | raw))
-    config = load_draft(DFlash, str(tmp_path), PRESETS[preset])
-    assert list(config.taps) == taps
-    facts: dict[str, Any] = {"drafter": "dflash", "draft": name, "draft_config": config}
-    for kernels in ("reference", "nki"):
-        spec = BundleSpec(preset, PRESETS[preset], 32, (most,), kernels=kernels, **facts)  # type: ignore[arg-type]
-        spec.check()
-        per_rank = spec.parts[1].parameter_count * 2 / 32
-        stored = sum(tensor.bytes for tensor in make_plan(spec).draft_weights)
-        # a head of keys and values is on four of 32 ranks, norms and a Markov head on each
-        assert per_rank < stored < per_rank * 1.2 + 2**28 * (config.markov_rank > 0)
