@@ -65,11 +65,7 @@ def test_no_kernel_is_missing() -> None:
     assert {case.kernel.fn.__name__ for case in CASES} == names
     assert {bad[0] for bad in test_refusals.BAD} == set(KERNELS)
     # bits on one core and on two
-<<<<<<< HEAD
-    recorded = {(case.operands.__name__, case.lnc) for case in test_recorded.CASES.values()}
-=======
     recorded = {(kernel, lnc) for kernel, _, lnc in test_recorded.CASES.values()}
->>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
     assert recorded == {(name, lnc) for name in KERNELS for lnc in (1, 2)}
 
 

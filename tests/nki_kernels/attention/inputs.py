@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from model.cache import AttentionMetadata, Cache
-from model.ops import EAGER
 from nki_kernels.attention import law
 from nki_kernels.attention.paged_kv import PAGE
 from nki_kernels.attention.verify import verify_attention
@@ -121,7 +120,7 @@ def model_attention(attend: Any, x: Inputs, limit: Any = None) -> tuple[Any, Any
     pools, table = pooled(x.keys, x.values)
     limit_B1 = None if limit is None else torch.from_numpy(limit)
     meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table), limit_B1)
-    out, after = attend(EAGER, as_torch(x.q), tuple(map(as_torch, x.new)), Cache(*map(as_torch, pools)), meta)
+    out, after = attend(as_torch(x.q), *map(as_torch, x.new), Cache(*map(as_torch, pools)), meta)
     return out.float().numpy(), tuple(unpooled(pool.float().numpy(), table, x.keys.shape[2]) for pool in after)
 
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-<<<<<<< HEAD
-import pytest
-from nki_kernels.attention.rows import Tiling
-
-from nki_kernels.attention.pipeline import stages
-
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "verify_attention.md"
-=======
 from nki_kernels.attention.pipeline import DRAIN, PREFETCH_DISTANCE, STAGES
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
->>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
 # what a stage reads is written by the stage before it
 CHAIN = ("load_keys", "scores", "exponentials", "transpose", "multiply", "add_sums", "add_values")
 # (lag, place in the iteration, name) of each stage in the order in which a chunk passes them
@@ -24,7 +15,7 @@ TABLE = sorted((lag, place + 1, stage.__name__) for place, (lag, stage) in enume
 
 
 def chart() -> str:
-    """A chunk's way through the iterations: its stages down, the iterations across, the place within one as the mark."""
+    """A chunk's way: its stages down, the iterations across, the place within an iteration as the mark."""
     lags = range(-PREFETCH_DISTANCE, DRAIN + 1)
     lines = [f"{'iteration':<14}" + "".join(f"{lag:>+4}" if lag else "   0" for lag in lags)]
     lines += [f"{name:<14}" + " " * 4 * (lag + PREFETCH_DISTANCE) + f"{place:>4}" for lag, place, name in TABLE]

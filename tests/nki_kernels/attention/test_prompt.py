@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.attention import verify_attention as torch_attention
+from model.context import ONE_RANK
 from nki_kernels.attention import law
 from nki_kernels.attention.append_rows import append_rows
 from nki_kernels.attention.prompt import prompt_attention
@@ -36,7 +36,7 @@ def run(x: Inputs, start: int, count: int, slots: int, seed: int = 1, **options:
 def check(x: Inputs, start: int, count: int, slots: int, **options: Any) -> None:
     """At most twice as far from the law as the model's attention of these rows; one position more is too far."""
     chunk, (keys, values) = x.part(slice(1), slice(start, start + count)), (x.keys, x.values)
-    theirs = model_attention(torch_attention, replace(chunk, keys=keys, values=values))[0]
+    theirs = model_attention(ONE_RANK.attention, replace(chunk, keys=keys, values=values))[0]
     wide = keys[0].astype(np.float64), values[0].astype(np.float64)
     exact, far = (
         law.prompt_attention(chunk.q[0].astype(np.float64), wide, first)[None] for first in (start, start + 1)
@@ -65,7 +65,7 @@ def test_extreme_scores(size: float) -> None:
     """Large scores need the maximum, tiny ones make all weights equal."""
     x = draw_prompt(2, 1, 3072, 64, "fp32")
     x.q = (x.q * size).astype(np.float32)
-    theirs, chunk = model_attention(torch_attention, x)[0][:, :, 2500:2628], x.q[0, :, 2500:2628].astype(np.float64)
+    theirs, chunk = model_attention(ONE_RANK.attention, x)[0][:, :, 2500:2628], x.q[0, :, 2500:2628].astype(np.float64)
     wide = x.keys[0].astype(np.float64), x.values[0].astype(np.float64)
     assert is_close(run(x, 2500, 128, 3072), theirs, law.prompt_attention(chunk, wide, 2500)[None])
 

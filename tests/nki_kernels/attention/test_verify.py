@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model.nki.kernels import NkiKernels
 
-from model.attention import verify_attention as torch_attention
 from model.cache import AttentionMetadata, Cache
+from model.context import ONE_RANK
 from model.errors import UserError
+from model.nki.context import NkiContext
 from model.nki.simulated import serve
-from model.ops import EAGER
 from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, exact, model_attention, naive, pooled, unpooled
@@ -111,7 +110,7 @@ def test_the_model_s_attention_with_both_backings(beyond: int | None) -> None:
     x = draw(Dims(3, 4, 2, 5, 256, 64), first=[0, 130, 251])
     limit = None if beyond is None else x.positions[:, -1:] + np.int32(beyond)
     expected, written = exact(x, limit)
-    for attend in (torch_attention, NkiKernels(serve).verify_attention):
+    for attend in (ONE_RANK.attention, NkiContext(launch=serve).attention):
         out, cache = model_attention(attend, x, limit)
         assert is_close(out, naive(x, limit), expected)
         assert all(np.array_equal(*pair) for pair in zip(cache, written, strict=True))
@@ -126,4 +125,4 @@ def test_sizes_that_no_launch_takes() -> None:
     pool = torch.zeros(2, 1, 128, 64)
     meta = AttentionMetadata(torch.zeros(TABLE_ENTRIES + 1, 1, dtype=torch.int32), torch.ones(TABLE_ENTRIES + 1, 1))
     with pytest.raises(UserError, match="lower the batch or max-len, or use --kernels reference"):
-        NkiKernels(serve).verify_attention(EAGER, torch.zeros(1, 1, 1, 64), (pool, pool), Cache(pool, pool), meta)
+        NkiContext(launch=serve).attention(torch.zeros(1, 1, 1, 64), pool, pool, Cache(pool, pool), meta)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from model.attention import verify_attention as torch_attention
 from model.cache import AttentionMetadata, Cache
-from model.ops import EAGER
-from model.qwen3 import RMSNorm, rotate
-from model.rope import rotation
+from model.config import Qwen3Config
+from model.context import ONE_RANK
+from model.layers import RMSNorm
+from model.rope import apply_rope, rotation
 from nki_kernels.layer import law
 from nki_kernels.layer.attention import decode_attention
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
@@ -172,11 +172,21 @@ def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     (keys, values), table = a.pages()
     positions = torch.from_numpy(a.positions)
     meta = AttentionMetadata(positions, torch.from_numpy(table))
+    config = Qwen3Config(
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=a.dim,
+        vocab_size=128,
+        tie_word_embeddings=True,
+    )
     with torch.no_grad():
-        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, a.dim, 1e6)
+        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, config)
         q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, a.dim)).transpose(1, 2) for w in a.weights[:3])
-        k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
-        attended, after = torch_attention(EAGER, q, (k, v), Cache(as_torch(keys), as_torch(values)), meta)
+        k, q = apply_rope(_norm(k, a.norms[1]), angles), apply_rope(_norm(q, a.norms[2]), angles)
+        attended, after = ONE_RANK.attention(q, k, v, Cache(as_torch(keys), as_torch(values)), meta)
         out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))
     cache = tuple(unpooled(c.float().numpy(), table, a.values.shape[2]) for c in after)
     return out.float().numpy(), (cache[0], cache[1])

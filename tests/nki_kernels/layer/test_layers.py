@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from nki_kernels.layer.pack_weights import pack, pack_gate_up
 from nkisim.errors import UnwrittenRead
 from nkisim.ranks import simulate_ranks
 from nkisim.timeline.schedule import schedule
-from tests.nki_kernels.layer.inputs import Attention, AttentionDims, draw_attention, draw_mlp
+from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, draw_mlp
 
 INNER = 224
 # odd first; two kv heads and more rows than are DMA-transposed; one sequence; long rows, which are split in four
@@ -30,17 +30,11 @@ FAR, NEAR = AttentionDims(2, 3, 256, 2, 1, 5200), AttentionDims(1, 3, 256, 2, 1,
 
 @dataclass
 class Model:
-    """A rank's rows, its layers' tensors as the kernel takes them, and where the rows are."""
+    """A rank's rows, its layers' tensors, (cos, sin, positions, block table)."""
 
     x: Any
     layers: list[tuple[Any, ...]]
-    positions: Any
-    block_table: Any
-
-    @property
-    def places(self) -> tuple[Any, ...]:
-        """cos, sin, positions, block_table."""
-        return *rope_tables(self.positions, 128), self.positions, self.block_table
+    places: tuple[Any, ...]
 
     def arguments(self, groups: Any = None) -> tuple[Any, ...]:
         """Those of the kernel."""
@@ -56,11 +50,10 @@ def draw(d: AttentionDims, dtype: str, count: int, rank: int = 0) -> Model:
     a, m = draw_attention(d, dtype), draw_mlp(d.B * d.N, d.E, INNER, dtype)
     layers = []
     for layer in range(count):
-        weights = tuple(np.roll(w, 7 * layer + rank + 1, 0) for w in a.weights)
-        half = Attention(a.x, a.norms, weights, a.keys, a.values, a.positions)
+        half = replace(a, weights=tuple(np.roll(w, 7 * layer + rank + 1, 0) for w in a.weights))
         gate, up, down = (np.roll(w, 5 * layer + rank, 0) for w in (m.gate, m.up, m.down))
         layers.append((*half.weight_operands(), m.gamma, pack_gate_up(gate, up), pack(down), *a.pages()[0]))
-    return Model(a.x.reshape(-1, d.E), layers, a.positions, a.pages()[1])
+    return Model(a.x.reshape(-1, d.E), layers, (*rope_tables(a.positions, 128), a.positions, a.pages()[1]))
 
 
 def over_ranks(parts: list[Any]) -> Any:
@@ -159,32 +152,27 @@ def test_weights_in_another_order_than_their_use_are_refused(half: str, monkeypa
         decode_layers.decode_layers(*model.arguments())
 
 
-def events_of(model: Model, ranks: int) -> Any:
-    """What a launch on two cores issues, one of `ranks`."""
-    policy = nkisim.Policy(recording=True, numerics=False, ranks=ranks)
-    arguments = model.arguments((tuple(range(ranks)),))
-    return nkisim.run(decode_layers_kernel[2], arguments, policy=policy).recording.events
-
-
 def test_exchanges_that_may_be_outstanding_have_pipes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads, attention's output and the MLP's blocks, which alternate in a launch of several layers."""
     for module in (core_split, mlp):
         monkeypatch.setattr(module, "MIN_BYTES_TO_SPLIT", 0)
-    pipes, sendrecv = set(), core_split.nisa.sendrecv
+    pipes, sendrecv = set[int](), core_split.nisa.sendrecv
 
     def noted(**operands: Any) -> None:
-        pipes.add((operands["src"].shape[0], operands["pipe_id"]))
+        pipes.add(operands["pipe_id"])
         sendrecv(**operands)
 
     monkeypatch.setattr(core_split.nisa, "sendrecv", noted)
-    events_of(draw(WIDE, "bf16", 2), 2)
-    assert {pipe for _, pipe in pipes} == {core_split.HEADS_PIPE, core_split.ATTENDED_PIPE, core_split.MLP_PIPE}
-    assert len({core_split.HEADS_PIPE, core_split.ATTENDED_PIPE, core_split.MLP_PIPE}) == 3
+    decode_layers.decode_layers(*draw(ALONE, "bf16", 2).arguments(), lnc=2)
+    assert pipes == {core_split.HEADS_PIPE, core_split.ATTENDED_PIPE, core_split.MLP_PIPE}
+    assert len(pipes) == 3
 
 
 def test_weights_are_prefetched_while_ranks_are_summed() -> None:
     """Before each all-reduce but the last ends, weights that the next half multiplies first are loaded."""
-    events = events_of(draw(WIDE, "bf16", 2), 32)
+    policy, groups = nkisim.Policy(recording=True, numerics=False, ranks=32), (tuple(range(32)),)
+    arguments = draw(WIDE, "bf16", 2).arguments(groups)
+    events = nkisim.run(decode_layers_kernel[2], arguments, policy=policy).recording.events
     timed = schedule(events, band=False)
     sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == 0]
     loaded = {e.writes[0].tensor: timed.end[j] for j, e in enumerate(events) if e.op == "dma_copy" and e.core == 0}

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-from collections.abc import Callable
-from typing import Any
-
-=======
->>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
 import numpy as np
 import pytest
 
@@ -15,16 +9,8 @@ from nki_kernels.layer import law
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack_out, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
-<<<<<<< HEAD
-from nkisim.timeline.schedule import schedule
-from nkisim.timeline.trn2 import TRN2
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import DTYPES
-from tests.nki_kernels.events import events_of
-=======
-from tests.close import is_close
-from tests.nki_kernels.attention.inputs import DTYPES
->>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
 from tests.nki_kernels.layer.inputs import as_fp64, draw_mlp, linear, naive_mlp
 
 # rows, E, I: odd first; two groups of tiles, a rest of 32 inner rows, rows split in four, blocks used tile by tile
@@ -79,35 +65,3 @@ def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
         assert prompt_product(rows_x[-1:].copy(), weight).tobytes() == y[-1:].tobytes()
         first = prompt_product(rows_x, weight, 1)
         assert first.tobytes() == y[:, : weight.shape[2]].tobytes()
-<<<<<<< HEAD
-
-
-def share(kernel: Callable[..., Any], operands: tuple[Any, ...], cost: roofline.Cost) -> float:
-    """Simulated share of the Tensor Engine's bound."""
-    ns = schedule(events_of(kernel, *operands), band=False).latency_ns
-    return cost.flops / (TRN2.tensor_bf16_tflops.value * 1e3) / ns
-
-
-@pytest.mark.slow
-def test_a_whole_model_on_one_rank_fits() -> None:
-    """Qwen3-8B at tp 1, three tiles of rows: the simulator refuses what SBUF cannot hold."""
-    kind = DTYPES["bf16"]
-    weights = np.zeros((48, 4096, 512), kind), np.zeros((8, 12288, 512), kind)
-    operands = np.zeros((384, 4096), kind), np.zeros(4096, kind), *weights
-    assert 0 < share(prompt_mlp, operands, roofline.prompt_mlp(384, 4096, 12288, 2)) < 1
-
-
-@pytest.mark.slow
-def test_share_of_the_tensor_engine() -> None:
-    """Qwen3-32B at tp 32, 2048 rows: MLP, queries with keys and values, output projection."""
-    kind = DTYPES["bf16"]
-    x, heads = np.zeros((2048, 5120), kind), np.zeros((2048, 256), kind)
-    weights = np.zeros((4, 5120, 400), kind), np.zeros((10, 800, 512), kind)
-    mlp = share(prompt_mlp, (x, np.zeros(5120, kind), *weights), roofline.prompt_mlp(2048, 5120, 800, 2))
-    qkv = share(prompt_product, (x, np.zeros((2, 5120, 256), kind)), roofline.prompt_product(2048, 5120, 512, 2))
-    out = share(prompt_product, (heads, np.zeros((10, 256, 512), kind)), roofline.prompt_product(2048, 256, 5120, 2))
-    assert 0.72 < mlp < 1
-    assert 0.66 < qkv < 1
-    assert 0.68 < out < 1
-=======
->>>>>>> 7338d9a5f03d3f17071d419eca7df460c5b97fd1
