@@ -26,9 +26,9 @@ from model.nki import simulated
 from model.nki.launches import Launch
 from model.nki.table import KERNELS
 from tests.compile.tiny import spec, write_noisy_pair
+from tests.eager_graphs import eager_graphs
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.config import engine_config
-from trnspec.engine.eager_graphs import eager_graphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request, Result
 

@@ -28,12 +28,12 @@ from model.ops import EAGER, Ops, iota
 from tests.compile import fake_sdk
 from tests.compile.nxdi_host import Host, Served, Tensors
 from tests.compile.tiny import spec, write_noisy_pair
+from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.model.family import untraced
 from trnspec.bundle.opening import damage, read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.config import engine_config
-from trnspec.engine.eager_graphs import EagerGraphs, eager_graphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request
 

@@ -19,9 +19,9 @@ from model.graph_io import StepInputs, StepOutputs
 from model.ops import iota
 from model.sampling import ShardArgmax
 from model.speculative import Pair
+from tests.eager_graphs import load_pair
 from tests.model.paged import block_table, empty
 from trnspec.bundle.spec import BundleSpec
-from trnspec.engine.eager_graphs import load_pair
 
 LENGTH = 128
 # one shorter than any k, one longer

@@ -26,13 +26,13 @@ from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec
 from model.nki import simulated
 from tests.compile.tiny import spec, write_model
+from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.last_few import last_few
 from tests.model.heads import write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
 from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.config import engine_config
-from trnspec.engine.eager_graphs import EagerGraphs, eager_graphs
 from trnspec.engine.engine import Engine
 from trnspec.runtime.xla import XlaRunner
 

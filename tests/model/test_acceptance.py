@@ -23,8 +23,8 @@ from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Model
 from model.drafters.parallel import MaskedConfig, Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from tests.eager_graphs import EagerGraphs
 from trnspec.engine.config import EngineConfig
-from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result
 

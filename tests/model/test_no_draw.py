@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from model.errors import UserError
+from tests.eager_graphs import EagerGraphs
 from tests.model.family import eager_engine, write_family
-from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.request import Params, Request, Result
 
 POISON = 9

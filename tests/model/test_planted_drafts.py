@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 from bench.demo import prompts
 from model.drafters.dflash import DFlash
 from model.speculative import Pair
+from tests.eager_graphs import EagerGraphs
 from tests.model.drafted import pair_of
 from trnspec.engine.config import EngineConfig
-from trnspec.engine.eager_graphs import EagerGraphs
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request
 
