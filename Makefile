@@ -56,12 +56,10 @@ check: install
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
 
-# pages, tables and pictures that commands print: drawn again, and an error if one was out of date
+# the picture that a command draws: drawn again, and an error if it was out of date
 docs: install
-	$(RUN) -m bench.wall --show bench/results/speedup.json --readme
-	$(RUN) -m bench.kernels --only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --picture docs/pictures/timeline.svg
 	$(RUN) -m bench.kernels --only decode_layers_kernel/32B-tp32-B4-N8-S1024-L2-lnc2 --picture docs/pictures/layers.svg
-	git diff --exit-code --stat docs README.md
+	git diff --exit-code --stat docs
 
 # damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes
 hostile: install
@@ -69,7 +67,7 @@ hostile: install
 
 # the files of bench/results that need no server: wall time and accepted drafts of the demo pair, the article's claims
 bench: build
-	$(RUN) -m bench.wall --bundle $(DEMO) --out bench/results/speedup.json --readme
+	$(RUN) -m bench.wall --bundle $(DEMO) --out bench/results/speedup.json
 	$(RUN) -m bench.tune.trace --folder $(BUNDLES)/trace --out bench/results/acceptance.json
 	$(RUN) -m bench.tune --article --out bench/results/article.md
 

@@ -31,8 +31,6 @@ from trnspec.llm import LLM
 
 ALONE, OURS, GREEDY, ASSISTED = "our target alone", "ours, speculation", "transformers greedy", "transformers assisted"
 REFERENCES = (ALONE, ASSISTED)
-README = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN, END = "<!-- written by bench.wall: begin -->", "<!-- written by bench.wall: end -->"
 Rows = list[dict[str, Any]]
 
 
@@ -137,13 +135,6 @@ def table(rows: Rows) -> str:
     return markdown(heads, lines)
 
 
-def written(readme: str, shown: str) -> str:
-    """The README with its table replaced; UserError without the two marks."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise UserError(f"{README} lacks the marks {BEGIN} and {END}; put them where the numbers belong")
-    return f"{readme[: readme.index(BEGIN)]}{BEGIN}\n\n{shown}\n\n{readme[readme.index(END) :]}"
-
-
 def run(folder: Path, tokens: int, rounds: int, every: int) -> dict[str, Any]:
     """A header, the settings and the rows."""
     made_by = header("wall")
@@ -165,7 +156,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--every", type=count(), default=1, help="take every n-th prompt")
     parser.add_argument("--show", type=input_file, help="measure nothing: the table of this file of results")
     parser.add_argument("--out", type=output_file, help="write the results here, JSON")
-    parser.add_argument("--readme", action="store_true", help="write the table into README.md")
     options = parser.parse_args(arguments)
     if options.show:
         result = read_result(options.show, "settings", "rows")
@@ -174,8 +164,6 @@ def main(arguments: list[str]) -> None:
     if options.out:
         write_result(options.out, result)
     shown = f"{sentence(result)}; {result['settings']}.\n\n{table(result['rows'])}"
-    if options.readme:
-        README.write_text(written(README.read_text(encoding="utf-8"), shown), encoding="utf-8")
     print(shown)
     if any(r["same"] < r["compared"] for r in result["rows"] if r["way"] == OURS):
         raise SystemExit(1)

@@ -10,7 +10,7 @@ its position only: not on C, start, S, other rows, the order of pages or the num
 
 Layouts: q and out (1, H, C, D), C a multiple of 128; pools (pages, G, 128, D); start (1, 1) int32, the position of row
 0, start + C <= S; block_table (1, S / 128) int32, S a multiple of 1024. Two cores take every second query tile.
-Cost: roofline.prompt_attention. Design: docs/kernels.md. Launched by the graph of every prompt.
+Cost: roofline.prompt_attention. Design: docs/verify_attention.md. Launched by the graph of every prompt.
 """
 
 import nki

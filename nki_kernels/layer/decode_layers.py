@@ -12,7 +12,7 @@ Layouts: x and out (R, E); layers is a tuple of L tuples: gamma (E,), k_norm and
 (E,), gate_up, down, k_pages and v_pages; cos, sin, positions and block_table as decode_attention; groups are the
 lists of ranks that sum, or None for one rank.
 Cost: weights and caches once (roofline.decode_layers), 2 L collectives; against single launches of its halves this
-saves 4 to 5 % for 32B and 1.7B (simulated). Design: docs/kernels.md. Launched by every step with D 128.
+saves 4 to 5 % for 32B and 1.7B (simulated). Design: docs/decode_layer.md. Launched by every step with D 128.
 """
 
 import nki

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from bench import wall
 from bench.demo import ENTROPIES, Prompt
 from bench.provenance import write_result
 from bench.wall import ALONE, ASSISTED, GREEDY, OURS, Answer, Rows, Way, aggregate, measure
-from model.errors import UserError
 
 MS = {ALONE: 8.0, OURS: 2.0, GREEDY: 11.0, ASSISTED: 5.0}
 ASKED = [(Prompt(f"{entropy} {n}", entropy, ""), [n]) for entropy in ENTROPIES for n in (1, 2, 3)]
@@ -53,19 +51,12 @@ def _result(folder: Path, others: dict[str, list[int]]) -> str:
     return str(folder / "r.json")
 
 
-def test_the_readme_s_table_is_replaced_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"a\n{wall.BEGIN}\nold\n{wall.END}\nb\n")
-    monkeypatch.setattr(wall, "README", readme)
-    wall.main(["--show", _result(tmp_path, {GREEDY: [7]}), "--readme"])
-    assert f"| open | {GREEDY} | - | 0.00 | - | - | 0 of 6 |" in readme.read_text()
-    assert re.fullmatch(
-        rf"a\n{wall.BEGIN}\n\nsource wall, commit abc, made, today; k 7.\n\n\|.*\|\n\n{wall.END}\nb\n",
-        readme.read_text(),
-        re.S,
-    )
-    readme.write_text("no marks")
-    with pytest.raises(UserError, match="lacks the marks"):
-        wall.main(["--show", _result(tmp_path, {}), "--readme"])
+def test_a_result_is_shown_and_other_ids_with_drafts_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wall.main(["--show", _result(tmp_path, {GREEDY: [7]})])
+    said = capsys.readouterr().out
+    assert said.startswith("source wall, commit abc, made, today; k 7.\n\n|")
+    assert f"| open | {GREEDY} | - | 0.00 | - | - | 0 of 6 |" in said
     with pytest.raises(SystemExit, match="1"):
         wall.main(["--show", _result(tmp_path, {OURS: [7]})])
