@@ -11,8 +11,8 @@ cores.
 Layouts: x (C, E) or (C, K), gamma (E,), gate_up (blocks, E, 2 W) of pack_gate_up, down (blocks, I, W) of pack; weight
 (blocks, K, W) of pack, pack_qkv or pack_out, K a multiple of 128, of which prompt_product takes the `first` blocks, or
 all. Two cores take half of the tiles each.
-Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/decode_layer.md. Launched by the graph of every prompt,
-and prompt_product for the projections of block drafts.
+Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/decode_layer.md. Launched by the graph of every
+prompt, and prompt_product for the projections of block drafts.
 """
 
 import nki
