@@ -11,7 +11,7 @@ other rows, the order of pages, the number of cores, or the calls that wrote the
 
 Layouts: q (B, H, N, D), new keys and values (B, G, N, D), pools (pages, G, 128, D), positions (B, N), block_table
 (B, S / 128) and limit (B, 1) int32; out (B, H, N, D).
-Cost: keys and values once (roofline.verify_attention). Design: docs/verify_attention.md. Launched by the graphs of block
+Cost: keys and values once (roofline.verify_attention). Design: docs/verify_attention.md. Launched by graphs of block
 drafts (DFlash), of head dims other than 128, and of steps of more than 128 rows.
 """
 

@@ -9,8 +9,8 @@ not depend on R, its index or the number of cores.
 Layouts: x and out (R, E), gamma (E,), gate_up (blocks, E, 2 C) of pack_gate_up, down (blocks, I, C) of pack. Two cores
 each take half of the blocks of gate and up, exchange each block of silu(g) u, and take half of the output columns: no
 partial sums are added. Below the break-even size core 0 computes the whole MLP and core 1 idles.
-Cost: all weights once (roofline.decode_mlp). Design: docs/decode_layer.md. Launched by steps for layers that are not part
-of a decode_layers launch, and for the MLP of block drafts.
+Cost: all weights once (roofline.decode_mlp). Design: docs/decode_layer.md. Launched by steps for layers that are not
+part of a decode_layers launch, and for the MLP of block drafts.
 """
 
 import nki
