@@ -34,7 +34,7 @@ class Task:
         if self._bars.disable and seconds >= self._pause:
             self._pause = seconds + min(seconds, LONGEST_S)
             scale, unit = (1e9, "GB") if self.unit == "bytes" else (1, self.unit)
-            amount = f"{self.done / scale:.3g} of {self.total / scale:.3g} {unit}, " if self.total else ""
+            amount = f"{self.done / scale:.3g} of {self.total / scale:.3g} {unit}".strip() + ", " if self.total else ""
             print(f"{what}: {amount}{seconds:.0f} s", file=sys.stderr, flush=True)
 
 

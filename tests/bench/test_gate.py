@@ -21,7 +21,7 @@ from trnspec.llm import Output
 
 def test_the_requests_are_of_every_kind() -> None:
     asked = gate.questions(200)
-    assert len({(q.k_limit, q.params.temperature > 0, q.params.filter) for q in asked}) == 3 * 3, "greedy filters none"
+    assert len({(q.k_limit, q.params.temperature > 0, q.params.filters) for q in asked}) == 3 * 3, "greedy filters none"
     assert len({q.text for q in asked}) > len(demo.prompts()), "some are three prompts and the beginning of their copy"
     assert gate.questions(200) == asked != gate.questions(200, seed=1)
 
