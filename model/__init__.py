@@ -1,5 +1,1 @@
 """Qwen3 by hand, its cache and sampling, the fused speculative step, and the code that runs a bundle."""
-
-from model.errors import quiet_start
-
-quiet_start()

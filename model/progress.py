@@ -1,63 +1,48 @@
 """Progress on stderr for work of more than two seconds: a bar on a terminal, else a line from time to time."""
 
-from __future__ import annotations
-
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Task as Row
-from rich.text import Text
+from rich.progress import Progress
 
 T = TypeVar("T")
-# the first line where stderr is a file, and the time between two: it doubles up to the longest
+# the first line where stderr is a file; the time to the next one doubles
 FIRST_S, LONGEST_S = 2.0, 60.0
 
 
 class Task:
-    """A running task: its name, the amount done, and the total; any thread may report."""
+    """A running task: what runs now, how much of the total is done; bytes are shown as GB."""
 
-    def __init__(self, what: str, total: int, unit: str) -> None:
+    def __init__(self, bars: Progress, what: str, total: int, unit: str) -> None:
         self.what, self.done, self.total, self.unit = what, 0, total, unit
-        self._lock = threading.Lock()
+        self._bars, self._row = bars, bars.add_task(what, total=total or None)
+        self._begin, self._pause = time.monotonic(), FIRST_S
 
     def advance(self, count: int = 1) -> None:
         """Add to the amount done."""
-        with self._lock:
-            self.done += count
+        self.done += count
+        self.at(self.what)
 
     def at(self, what: str) -> None:
         """Name the work that runs now."""
-        self.what = what
-
-    def amount(self) -> str:
-        """The amount done, for people."""
-        scale, unit = (1e9, "GB") if self.unit == "bytes" else (1, self.unit)
-        digits = 2 if self.unit == "bytes" else 0
-        of = f" of {self.total / scale:.{digits}f}" if self.total else ""
-        return f"{self.done / scale:.{digits}f}{of} {unit}".strip() if self.done or self.total else ""
+        self.what, seconds = what, time.monotonic() - self._begin
+        self._bars.update(self._row, description=what, completed=self.done, total=self.total or None)
+        if self._bars.disable and seconds >= self._pause:
+            self._pause = seconds + min(seconds, LONGEST_S)
+            scale, unit = (1e9, "GB") if self.unit == "bytes" else (1, self.unit)
+            amount = f"{self.done / scale:.3g} of {self.total / scale:.3g} {unit}".strip() + ", " if self.total else ""
+            print(f"{what}: {amount}{seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress(what: str, total: int = 0, unit: str = "") -> Iterator[Task]:
-    """Show a task until the end of the block: a bar on a terminal, else a line after 2 s and then ever more rarely.
-
-    `unit` names what `total` counts; "bytes" are shown as GB. A total of 0 is unknown.
-    """
-    task, over = Task(what, total, unit), threading.Event()
-    show = _bar if sys.stderr.isatty() else _lines
-    teller = threading.Thread(target=show, args=(task, over), daemon=True)
-    teller.start()
-    try:
-        yield task
-    finally:
-        over.set()
-        teller.join()
+    """Show a task until the end of the block; `unit` names what `total` counts, a total of 0 is unknown."""
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
+        yield Task(bars, what, total, unit)
 
 
 def each(items: Iterable[T], what: str) -> Iterator[T]:
@@ -67,26 +52,3 @@ def each(items: Iterable[T], what: str) -> Iterator[T]:
         for item in counted:
             yield item
             task.advance()
-
-
-def _lines(task: Task, over: threading.Event) -> None:
-    begin, pause = time.monotonic(), FIRST_S
-    while not over.wait(pause):
-        seconds, amount = time.monotonic() - begin, task.amount()
-        print(f"{task.what}: {amount + ', ' if amount else ''}{seconds:.0f} s", file=sys.stderr, flush=True)
-        pause = min(2 * pause, LONGEST_S)
-
-
-class _Amount(ProgressColumn):
-    def render(self, task: Row) -> Text:
-        return Text(str(task.fields["amount"]))
-
-
-def _bar(task: Task, over: threading.Event) -> None:
-    if over.wait(FIRST_S / 4):
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Amount(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bars:
-        row = bars.add_task(task.what, total=task.total or None, amount="")
-        while not over.wait(0.2):
-            bars.update(row, description=task.what, completed=task.done, amount=task.amount())

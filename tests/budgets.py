@@ -1,11 +1,12 @@
-"""`python -m tests.budgets`: lines of Python by package against budgets.toml; exit 1 where one is exceeded by over 5 %."""
+"""`python -m tests.budgets`: lines of Python by package against budgets.toml; exit 1 if one is over by 5 %."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1.05

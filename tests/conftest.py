@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 
 import jax
@@ -9,11 +10,9 @@ import jaxlib
 import pytest
 import torch
 
-import trnspec.runtime.xla  # noqa: F401  (sets what XLA reads at its start)
 from nkisim import machine
 from tests import executables, last_few
 from tests.model.family import family
-from trnspec.runtime import memory_maps
 
 __all__ = ["family"]
 
@@ -23,10 +22,6 @@ pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
 jax.config.update("jax_num_cpu_devices", 2)
 # a collection would look at every object of torch and JAX again
 gc.freeze()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--witness", action="store_true", help="run nkisim's tests on the vendor's nki too")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -42,6 +37,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{name}: {fact}")
 
 
+# processor seconds of a test without the mark `slow`
+_FAST_S = 5.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that takes longer than the fast set allows and is not marked slow.
+
+    It counts this process's time, so that another load of the machine fails no test.
+    """
+    begin = time.process_time()
+    yield
+    seconds = time.process_time() - begin
+    if seconds > _FAST_S and not item.get_closest_marker("slow"):
+        pytest.fail(f"took {seconds:.1f} s, the fast set allows {_FAST_S:.0f}; make it smaller or mark it slow")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """JAX traces and XLA compiles a graph once in a session, whichever worker needs it."""
@@ -52,25 +64,7 @@ def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _code(request: pytest.FixtureRequest) -> Iterator[None]:
-    """XLA compiles quickly, but for a module whose subject is the released code: it shares no graphs with others."""
-    if request.node.get_closest_marker("released_code"):
-        last_few.forget()
-        yield
-        last_few.forget()
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        executables.compile_quickly(patch)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled_graphs_are_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A module whose tests hold too many graphs fails by name: at the end of its memory maps XLA ends the process."""
+def _compiled_graphs_are_dropped(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each holds hundreds of memory maps, and XLA ends the process at the limit (vm.max_map_count)."""
     yield
     last_few.forget(request.module.__name__)
-    most = memory_maps.limit()
-    if memory_maps.used() >= most / 2:
-        gc.collect()
-    held = memory_maps.used()
-    assert held < most / 2 or not most, f"this process holds {held} memory maps of {most}: a test keeps its graphs"

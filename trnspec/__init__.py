@@ -1,12 +1,12 @@
-"""trnspec: speculative decoding of Qwen3 on AWS Trainium2. These names are the project's promise; `LLM` is the door.
+"""trnspec: speculative decoding of Qwen3 on AWS Trainium2. These names are its public interface.
 
     from trnspec import LLM, Params
 
     llm = LLM("bundles/demo")
     print(llm.generate("Count from 1 to 10:", Params(temperature=0.8, seed=7)).text)
 
-`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. Every user's
-mistake is a `UserError` of one sentence.
+`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. A mistake of the
+user raises `UserError` with one sentence.
 """
 
 from __future__ import annotations

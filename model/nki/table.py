@@ -1,7 +1,5 @@
 """The kernels that a launch can name; a graph's kernels are looked up here, and nowhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nki_kernels.attention.append_rows import append_rows_kernel

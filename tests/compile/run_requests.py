@@ -18,8 +18,8 @@ import jax
 from tests import executables
 from tests.model.family import AsTheyRun
 from trnspec.bundle.opening import read_bundle
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.ready import shape_of
 from trnspec.engine.request import Params, Request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def tokens(bundle: Path, most: int) -> list[list[int]]:
     """The ids of each request, at most so many."""
     opened = read_bundle(bundle)
     requests = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, most)) for r in REQUESTS]
-    return [r.ids for r in Engine(AsTheyRun(opened), shape_of(opened)).run(requests)]
+    return [r.ids for r in Engine(AsTheyRun(opened), engine_config(opened)).run(requests)]
 
 
 def tokens_of_process(bundles: Sequence[Path], most: int) -> list[list[list[int]]]:

@@ -12,10 +12,10 @@ from compile.build import build
 from compile.spec import BuildSpec, Recipe
 from tests.last_few import last_few
 from trnspec.bundle.opening import Bundle, read_bundle
-from trnspec.engine.ready import shape_of
+from trnspec.engine.config import engine_config
 from trnspec.engine.request import Params, Request
 from trnspec.engine.text import load_tokenizer
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = Params()
@@ -23,7 +23,7 @@ PROMPTS = [p["text"] for p in json.loads((ROOT / "demo/prompts.json").read_text(
 
 
 @last_few
-def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
+def graphs(base: Path, draft: str = "draft", **changes: object) -> XlaRunner:
     """The compiled graphs of a demo bundle, by default k 7, batch 4, length 256, fp32."""
     target, folder = str(ROOT / "demo/target"), str(ROOT / "demo" / draft)
     name = "-".join([draft, *(f"{k}{v}" for k, v in changes.items())])
@@ -32,7 +32,7 @@ def graphs(base: Path, draft: str = "draft", **changes: object) -> Graphs:
     spec = BuildSpec(target, folder, out=str(base / name), **values | {"k": str(changes.get("k", 7))})  # type: ignore[arg-type]
     with FileLock(str(base / name) + ".lock"):
         build(spec)
-    return Graphs(read_bundle(base / name))
+    return XlaRunner(read_bundle(base / name))
 
 
 _TOKENIZERS: dict[Path, Tokenizer] = {}
@@ -44,10 +44,10 @@ def _tokenizer(bundle: Bundle) -> Tokenizer:
     return _TOKENIZERS[bundle.path]
 
 
-def request(graphs: Graphs, text: str, params: Params = GREEDY, count: int = 40, **more: object) -> Request:
+def request(graphs: XlaRunner, text: str, params: Params = GREEDY, count: int = 40, **more: object) -> Request:
     """A request for a prompt in the demo tokenizer."""
     ids = tuple(_tokenizer(graphs.bundle).encode(text).ids)
     return Request(ids, params, count, graphs.bundle.spec.target_config.eos_token_ids, **more)  # type: ignore[arg-type]
 
 
-__all__ = ["PROMPTS", "ROOT", "graphs", "request", "shape_of"]
+__all__ = ["PROMPTS", "ROOT", "engine_config", "graphs", "request"]

@@ -10,7 +10,8 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -23,14 +24,19 @@ from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec
+from model.nki import simulated
 from tests.compile.tiny import spec, write_model
+from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.last_few import last_few
 from tests.model.heads import write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
 from trnspec.bundle.spec import BundleSpec
-from trnspec.runtime.xla import Graphs
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
+from trnspec.runtime.xla import XlaRunner
 
+E = TypeVar("E", bound=Engine)
 V, MASK = 64, 61
 NOT_TRACED = b"not traced"
 # of each drafter: the flags that are its own; a second k is for steps of few drafts
@@ -50,13 +56,15 @@ _PLAIN = str.maketrans("(), ", "____")
 
 def write_family(folder: Path) -> Path:
     """The target and its drafts; the chain and the parallel draft begin as the target does."""
-    sizes: dict[str, Any] = {"scale": 0.5, "eos_token_id": None, "num_key_value_heads": 1}
+    # a row's bits depend on nothing else from a head dim of 16 on
+    heads = {"num_key_value_heads": 1, "head_dim": 32}
+    sizes: dict[str, Any] = {"scale": 0.35, "eos_token_id": None, **heads}
     target = write_model(folder / "target", 5, num_hidden_layers=2, **sizes)
-    write_head(folder / "eagle3", target, taps=(0, 1), num_key_value_heads=1)
+    write_head(folder / "eagle3", target, taps=(0, 1), **heads)
     write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=MASK, **sizes)
     for name, form in (("dflash", "z-lab"), ("dspark", "deepspec")):
-        write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, num_key_value_heads=1)
+        write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, **heads)
     return folder
 
 
@@ -79,33 +87,48 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
     return spec(folder, name, **{"batch": 3} | flags)
 
 
-def caches(graphs: Graphs) -> dict[str, np.ndarray]:
+def caches(graphs: XlaRunner) -> dict[str, np.ndarray]:
     """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
     return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 
 @last_few
-def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     """The graphs of a drafter's bundle, with which its doctor is content."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}.lock"):
         bundle = read_bundle(build(plan))
     assert not findings(bundle)
-    return Graphs(bundle)
+    return XlaRunner(bundle)
 
 
-class AsTheyRun(Graphs):
+@last_few
+def eager(folder: Path, drafter: str = "chain", **changes: Any) -> EagerGraphs:
+    """The graphs of a drafter in eager torch, on one rank in fp32."""
+    plan = family_spec(folder, drafter, **changes)
+    return eager_graphs(plan.bundle, plan.checkpoints, simulated.serve)
+
+
+def eager_engine(
+    folder: Path, drafter: str = "chain", speculative: bool = True, kind: type[E] = Engine, **changes: Any
+) -> E:  # type: ignore[assignment]
+    """An engine of `eager` graphs, whose caches the last one has used."""
+    shape = engine_config(SimpleNamespace(spec=family_spec(folder, drafter, **changes).bundle))  # type: ignore[arg-type]
+    return kind(eager(folder, drafter, **changes), shape, speculative)
+
+
+class AsTheyRun(XlaRunner):
     """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
 
     def _executable(self, key: GraphKey) -> Any:
         if self._protos[key] == NOT_TRACED:
-            (self._protos[key],) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
+            ((_, self._protos[key]),) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
         return super()._executable(key)
 
 
-def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[bytes]:
+def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
     """In the place of `compile.graph.trace.lower_graphs`."""
-    return (NOT_TRACED for _ in graphs)
+    return ((graph, NOT_TRACED) for graph in graphs)
 
 
 def untraced(plan: BuildSpec) -> Path:
@@ -115,7 +138,7 @@ def untraced(plan: BuildSpec) -> Path:
 
 
 @last_few
-def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> Graphs:
+def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     """The graphs of a drafter's bundle, untraced."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}-untraced.lock"):

@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from compile.build import build
 from tests.compile.tiny import spec, write_model
-from tests.model.demo_bundle import PROMPTS, ROOT, graphs, request, shape_of
+from tests.model.demo_bundle import PROMPTS, ROOT, engine_config, graphs, request
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request
-from trnspec.runtime.xla import Graphs
+from trnspec.runtime.xla import XlaRunner
 
 
 def _load(folder: Path) -> PreTrainedModel:
@@ -25,6 +25,7 @@ def _theirs(model: PreTrainedModel, ids: tuple[int, ...], count: int, **options:
     return out[0, len(ids) :].tolist()
 
 
+@pytest.mark.slow
 def test_greedy_equals_transformers_greedy_and_assisted(base: Path) -> None:
     """On one rank; tests/compile/test_sharded.py has eight."""
     target, draft = _load(ROOT / "demo/target"), _load(ROOT / "demo/draft")
@@ -32,7 +33,7 @@ def test_greedy_equals_transformers_greedy_and_assisted(base: Path) -> None:
     for text in PROMPTS[::5]:
         made = request(g, text, count=32)
         plain = _theirs(target, made.ids, 32)
-        assert Engine(g, shape_of(g.bundle)).run([made])[0].ids == plain
+        assert Engine(g, engine_config(g.bundle)).run([made])[0].ids == plain
         assert _theirs(target, made.ids, 32, assistant_model=draft) == plain
 
 
@@ -43,6 +44,7 @@ RANDOM = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", RANDOM, ids=["H4-G1", "H16-G8-tied", "H2-G2-D16"])
 def test_random_targets_equal_transformers(tmp_path: Path, changes: dict) -> None:
     # without an end of text, so that every run has its full length
@@ -53,5 +55,5 @@ def test_random_targets_equal_transformers(tmp_path: Path, changes: dict) -> Non
     target = _load(tmp_path / "target")
     expected = [_theirs(target, ids, 30) for ids in prompts]
     assert len({tuple(e) for e in expected}) == len(prompts)
-    found = Engine(Graphs(bundle), shape_of(bundle)).run([Request(ids, max_new_tokens=30) for ids in prompts])
+    found = Engine(XlaRunner(bundle), engine_config(bundle)).run([Request(ids, max_new_tokens=30) for ids in prompts])
     assert [r.ids for r in found] == expected

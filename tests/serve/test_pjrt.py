@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.model.demo_bundle import graphs
-from tests.model.neffs import find_stand_ins
+from tests.runtime.neffs import find_stand_ins
 from tests.serve.server import NO_VLLM, Server, served
 from tests.serve.test_nrt import DRAWN, check_ids
 from tests.stand_ins import PLUGIN
 from trnspec.llm import Params
 
-pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
 
 
 @pytest.fixture(scope="module")

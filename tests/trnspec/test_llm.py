@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -17,32 +18,35 @@ from compile.doctor import verify
 from model.errors import UserError
 from tests.model.demo_bundle import PROMPTS
 from trnspec.engine.request import Params
-from trnspec.llm import LLM, Options
+from trnspec.llm import LLM
 
 DRAWN = Params(temperature=0.8, seed=7)
 COUNT = "Count from 1 to 10:"
-FEW = Options(max_new_tokens=16)
+FEW = {"max_new_tokens": 16}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: LLM) -> None:
     first, again = (llm.generate(COUNT, DRAWN, **FEW) for _ in range(2))
     assert first.ids == again.ids
     assert first.ids != llm.generate(COUNT, Params(temperature=0.8, seed=8), **FEW).ids
     assert (len(first.ids), first.finish_reason) == (16, "length")
-    assert 1 <= first.tokens_per_step <= llm.shape.rows
+    assert 1 <= first.tokens_per_step <= llm.config.k + 1
     assert all(0 <= share <= 1 for share in first.acceptance)
     assert first.seconds > 0
 
 
 @pytest.mark.parametrize(
-    "params", [Params(), DRAWN, Params(1.1, top_k=30, seed=5)], ids=["greedy", "drawn", "filtered"]
+    "params",
+    [Params(), DRAWN, pytest.param(Params(1.1, top_k=30, seed=5), marks=pytest.mark.slow)],
+    ids=["greedy", "drawn", "filtered"],
 )
 def test_speculation_off_and_its_limit_give_the_same_bytes(llm: LLM, params: Params) -> None:
     """Off for the server or for a request, any limit, alone, in a batch or as a stream."""
     drafts = llm.generate(COUNT, params, **FEW)
     assert sum(drafts.drafts_kept) > 0
     assert drafts.tokens_per_step > 1
-    ways = [Options(speculation=False), *(Options(k_limit=limit) for limit in (0, 1, 4))]
+    ways: list[dict[str, Any]] = [{"speculation": False}, *({"k_limit": limit} for limit in (0, 1, 4))]
     for way in ways:
         found = llm.generate(COUNT, params, **FEW, **way)
         assert (found.ids, found.text) == (drafts.ids, drafts.text)
@@ -69,7 +73,7 @@ def test_a_restart_gives_the_same_ids(tiny: Path) -> None:
 
 def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
     # more prompts than slots, so that some wait for a place
-    prompts = PROMPTS[: llm.shape.batch + 2]
+    prompts = PROMPTS[: llm.config.batch + 2]
     params = [Params(temperature=0.7 * (i % 2), seed=i) for i in range(len(prompts))]
     together = llm.generate(prompts, params, **FEW)
     assert [o.ids for o in together] == [llm.generate(p, q, **FEW).ids for p, q in zip(prompts, params, strict=True)]
@@ -93,7 +97,7 @@ def test_ids_in_and_out(llm: LLM) -> None:
     zip([{}, {"stop": " the"}, {"stop": ["he s", "and t"]}, {"k_limit": 2}], PROMPTS[12:16], strict=True),
     ids=["plain", "a stop", "two stops", "a limit"],
 )
-def test_pieces_join_to_the_text(llm: LLM, prompt: str, options: Options) -> None:
+def test_pieces_join_to_the_text(llm: LLM, prompt: str, options: dict[str, Any]) -> None:
     stream = llm.stream(prompt, DRAWN, max_new_tokens=60, **options)
     pieces = list(stream)
     expected = llm.generate(prompt, DRAWN, max_new_tokens=60, **options)
@@ -129,8 +133,9 @@ def test_streams_and_batches_are_served_together(llm: LLM) -> None:
     assert [*texts, third] == alone
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
-    for _ in range(llm.shape.batch + 1):
+    for _ in range(llm.config.batch + 1):
         stream = llm.stream(PROMPTS[0])
         next(stream)
         stream.close()
@@ -142,7 +147,7 @@ def test_the_context_s_end_is_a_reason(llm: LLM) -> None:
     output = llm.generate(COUNT, DRAWN, max_new_tokens=1000)
     assert output.finish_reason in ("context", "eos")
     ids = llm.tokenizer.encode(COUNT).ids
-    assert len(ids) + len(output.ids) <= llm.shape.max_len
+    assert len(ids) + len(output.ids) <= llm.config.max_len
 
 
 def test_its_end_frees_the_memory(bundle: Path) -> None:
@@ -181,9 +186,8 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], str]] = {
     "no tokens": (lambda llm: llm.generate(COUNT, max_new_tokens=0), "max-new-tokens is 0"),
     "a limit": (lambda llm: llm.generate(COUNT, k_limit=8), "k-limit is 8; this bundle drafts 0 to 7"),
     "an empty stop": (lambda llm: llm.generate(COUNT, stop=""), "a stop string is empty"),
-    "an option": (lambda llm: llm.generate(COUNT, tokens=3), "there is no option tokens"),  # type: ignore[call-overload]
     "few params": (lambda llm: llm.generate([COUNT] * 3, [DRAWN] * 2), "2 Params came for 3 prompts"),
-    "many params": (lambda llm: llm.generate(COUNT, [DRAWN] * 2), "2 Params came for one prompt"),  # type: ignore[call-overload]
+    "many params": (lambda llm: llm.generate(COUNT, [DRAWN] * 2), "2 Params came for one prompt"),
 }
 
 
@@ -209,8 +213,6 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
-    assert verify(bundle)["ks"] == [0, 7]
-    broken = tmp_path / "broken"
-    broken.symlink_to(bundle)
+    assert verify(bundle) == []
     with pytest.raises(UserError, match="has no manifest"):
         verify(tmp_path)

@@ -1,55 +1,58 @@
-"""The slot table: which request sits in which slot of the batch, and the inputs of a step over all of them."""
+"""The slot table: which request has which slot of the batch, and the inputs of a step over all slots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from model.asks import BIASES, IN_PROMPT
-from model.attention import KEY_TILE
-from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
+from model.cache import KEY_TILE
+from model.graph_io import StepInputs, StepOutputs, mask_words, zero_inputs
+from model.logits_processors import MAX_BIASES, PROMPT_FLAG
 from model.sampling import NO_ID
-from trnspec.engine.masks import Allowed, Walk, masks_of_rows
-from trnspec.engine.request import ERROR, NO_DRAW, Chunk, Params, Request, Result, Score, Shape
+from trnspec.engine.config import Chunk
+from trnspec.engine.masks import ConstrainedDraft, masks_of_rows
+from trnspec.engine.request import ERROR, NO_DRAW, MaskFn, Params, Request, Result, Score
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
-    """A request's place in the batch: `token` is its newest id, whose place in the caches is `position`.
+    """A request's place in the batch.
 
-    `allowed` are all its masks, those of its parameters too. `known` ids are there before the next one is drawn: its
-    prompt, and what it had drawn before it lost its place. The rows of the first `cached` of them are written, or their
-    chunks have begun. `blocks` are those of its positions, in order.
+    `known`: tokens before the first sampled one, which are its prompt and what it had sampled before a preemption;
+    the chunks of the first `cached` of them are launched. `position`: that of `token`, the newest one, which is not in
+    the caches; 0 during prefill. `blocks`: those of its positions in order.
     """
 
     index: int
     number: int
     request: Request
-    allowed: Allowed | None = None
+    allowed: MaskFn | None = None
     result: Result = field(default_factory=Result)
+    blocks: tuple[int, ...] = ()
+    cached: int = 0
     position: int = 0
     token: int = -1
-    cached: int = 0
     known: int = 0
-    blocks: list[int] = field(default_factory=list)
+    admitted: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.known = len(self.ids)
 
     @property
-    def filling(self) -> bool:
-        """Whether chunks of its prompt have not begun."""
+    def prefilling(self) -> bool:
+        """Whether chunks of its prompt are not launched."""
         return self.cached < self.known
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The prompt and the kept ids."""
+        """The prompt and the new tokens."""
         return (*self.request.ids, *self.result.ids)
 
-    def keep(self, ids: Iterable[int], scores: Iterable[Score] = ()) -> list[int]:
-        """Append new ids up to whatever ends the request; returns those kept."""
+    def append(self, ids: Iterable[int], scores: Iterable[Score] = ()) -> list[int]:
+        """Add new tokens up to the one that ends the request; returns those that it keeps."""
         request, result = self.request, self.result
         before = len(result.ids)
         for token in ids:
@@ -59,7 +62,7 @@ class Slot:
             result.ids.append(token)
             if token in request.stop_ids:
                 result.reason = "eos"
-            elif request.cut and (kept := request.cut(result.ids)) is not None and kept >= request.params.min_tokens:
+            elif request.cut and (kept := request.cut(result.ids)) is not None:
                 del result.ids[kept:]
                 result.reason = "stop"
             elif len(result.ids) == request.max_new_tokens:
@@ -77,72 +80,48 @@ class SlotTable:
         self.batch = batch
         self._free = list(range(batch))[::-1]
         self._slots: dict[int, Slot] = {}
-        # the sampling inputs of the seated requests; made again when the seats change
-        self._sampling: dict[str, np.ndarray] | None = None
-        self._limits: tuple[tuple[int, int], ...] | None = None
-        # bucket -> the blocks of the ready ones
-        self._tables: dict[int, np.ndarray] = {}
+        # inputs that stay the same from step to step, by what they depend on: a runner keeps them on its devices
+        self._fixed: dict[str, tuple[object, dict[str, np.ndarray]]] = {}
 
     @property
     def full(self) -> bool:
         return not self._free
 
     @property
-    def seated(self) -> list[Slot]:
-        """The occupied slots, in the order of their requests' arrival."""
+    def active(self) -> list[Slot]:
+        """The occupied slots in the order of their requests' admission."""
         return list(self._slots.values())
 
     @property
-    def ready(self) -> list[Slot]:
-        """The occupied slots whose prompts have ended."""
+    def decoding(self) -> list[Slot]:
+        """The active slots whose prefill has ended."""
         return [slot for slot in self._slots.values() if slot.position]
 
-    def has(self, number: int) -> bool:
-        """Whether a request has a slot."""
-        return number in self._slots
+    def get(self, number: int) -> Slot | None:
+        """The slot of a request, if it has one."""
+        return self._slots.get(number)
 
-    def find(self, number: int) -> Slot:
-        """The slot of a request."""
-        return self._slots[number]
-
-    def changed(self) -> None:
-        """Blocks or readiness of a slot have changed."""
-        self._tables = {}
-
-    def table(self, bucket: int) -> np.ndarray:
-        """(B, L) the blocks of a bucket's positions; none for slots that are not ready."""
-        if bucket not in self._tables:
-            table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
-            for slot in self.ready:
-                table_BL[slot.index] = _row(slot, table_BL.shape[1])
-            # a runner may keep it on its devices
-            table_BL.flags.writeable = False
-            self._tables[bucket] = table_BL
-        return self._tables[bucket]
-
-    def holds(self, slot: Slot) -> bool:
-        """Whether a slot's request is still there."""
+    def is_current(self, slot: Slot) -> bool:
+        """Whether a slot's request still has it."""
         return self._slots.get(slot.number) is slot
 
-    def seat(
+    def allocate(
         self,
         number: int,
         request: Request,
-        allowed: Allowed | None = None,
+        allowed: MaskFn | None = None,
         blocks: Sequence[int] = (),
         ids: Sequence[int] = (),
     ) -> Slot:
-        """Give a request the next free slot, these blocks and the ids that it has drawn before."""
-        slot = Slot(self._free.pop(), number, request, allowed, Result(ids=list(ids)), blocks=list(blocks))
-        self._slots[number], self._sampling = slot, None
+        """Give a request the next free slot, these blocks, and the tokens that it had sampled before."""
+        slot = Slot(self._free.pop(), number, request, allowed, Result(ids=list(ids)), tuple(blocks))
+        self._slots[number] = slot
         return slot
 
-    def leave(self, number: int) -> None:
+    def free(self, number: int) -> None:
         """Free a request's slot, if it has one."""
         if slot := self._slots.pop(number, None):
             self._free.append(slot.index)
-            self._sampling = None
-            self.changed()
 
     def step_inputs(
         self,
@@ -152,105 +131,110 @@ class SlotTable:
         drafts: Sequence[Sequence[int]] = (),
         rows: int = 1,
     ) -> StepInputs:
-        """The inputs of a step of all ready requests, each with its limit of drafts; idle rows are neutral.
+        """The inputs of a step of all decoding slots, each with its limit of drafts; the other rows are neutral.
 
-        `allowed` are the masks of an asking graph. A graph that takes drafts has `rows` > 1: the newest id and then the
-        `drafts` of each request, padded with zeros.
+        `allowed`: the masks of a full-sampling graph. `rows` > 1: the newest token and then the `drafts` of each slot.
         """
-        # new arrays: a device may read from the old ones
+        # new arrays: a device may still read the old ones
         ids_BT, positions_B = np.zeros((self.batch, rows), np.int32), np.zeros(self.batch, np.int32)
-        for slot in self.ready:
+        for slot in self.decoding:
             ids_BT[slot.index, 0], positions_B[slot.index] = slot.token, slot.position
-        if rows > 1:
-            for slot, more in zip(self.ready, drafts or [()] * len(self.ready), strict=True):
-                ids_BT[slot.index, 1 : 1 + len(more)] = more
-        return StepInputs(
-            **self._requested(limits, bucket) | {"input_ids": ids_BT, "positions": positions_B, "allowed": allowed}
-        )
+        if drafts:
+            for slot, ids in zip(self.decoding, drafts, strict=True):
+                ids_BT[slot.index, 1 : 1 + len(ids)] = ids
+        inputs = {"input_ids": ids_BT, "positions": positions_B, "allowed": allowed}
+        return StepInputs(**self._fixed_inputs(limits, bucket) | inputs)
 
     def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...], bucket: int) -> StepInputs:
         """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
-        return StepInputs(
-            **self._requested(limits, bucket) | {"input_ids": outputs.next_ids, "positions": outputs.next_positions}
-        )
+        inputs = {"input_ids": outputs.next_ids, "positions": outputs.next_positions}
+        return StepInputs(**self._fixed_inputs(limits, bucket) | inputs)
 
-    def _requested(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
-        """The sampling inputs of the seated requests, each ready one's limit of drafts, and their blocks."""
-        if self._sampling is None:
-            self._sampling, self._limits = _sampling(self.seated, self.batch), None
-        of_slots = tuple((slot.index, limit) for slot, limit in zip(self.ready, limits, strict=True))
-        if self._limits != of_slots:
-            limits_B = np.zeros(self.batch, np.int32)
-            for index, limit in of_slots:
-                limits_B[index] = limit
-            limits_B.flags.writeable = False
-            self._limits = of_slots
-            self._sampling["k_limits"] = limits_B
-        return self._sampling | {"block_table": self.table(bucket)}
+    def _fixed_inputs(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
+        """Sampling parameters, limits and block table; the same arrays as before where nothing has changed."""
+        decoding = self.decoding
+        indices = tuple(slot.index for slot in decoding)
+        tables = tuple((slot.index, slot.blocks) for slot in decoding)
+        numbers = tuple((slot.index, slot.number) for slot in self.active)
+        inputs = self._cached("sampling", numbers, lambda: _sampling_inputs(self.active, self.batch))
+        inputs |= self._cached("k_limits", (limits, indices), lambda: {"k_limits": self._limits(limits, indices)})
+        return inputs | self._cached(f"table {bucket}", tables, lambda: {"block_table": self._table(bucket)})
+
+    def _cached(self, name: str, state: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        if name not in self._fixed or self._fixed[name][0] != state:
+            self._fixed[name] = state, make()
+            for array in self._fixed[name][1].values():
+                array.flags.writeable = False
+        return dict(self._fixed[name][1])
+
+    def _limits(self, limits: tuple[int, ...], indices: tuple[int, ...]) -> np.ndarray:
+        limits_B = np.zeros(self.batch, np.int32)
+        limits_B[list(indices)] = limits
+        return limits_B
+
+    def _table(self, bucket: int) -> np.ndarray:
+        table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
+        for slot in self.decoding:
+            table_BL[slot.index] = _table_row(slot, table_BL.shape[1])
+        return table_BL
 
 
-def prompt_inputs(slot: Slot, chunk: Chunk, shape: Shape) -> StepInputs:
+def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
     """The inputs of a chunk of a slot's prompt."""
-    ids, blocks = slot.ids, chunk.keys // KEY_TILE
+    ids, blocks, last = slot.ids, chunk.keys // KEY_TILE, chunk.end == slot.known
     inputs = zero_inputs(B=1, T=chunk.rows, L=blocks, F=1)
-    inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.last]
+    inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.end]
     inputs.positions[0], inputs.num_tokens[0], inputs.slots[0] = chunk.first, chunk.size, slot.index
-    inputs.block_table[0] = _row(slot, blocks)
-    inputs.next_prompt_id[0] = ids[chunk.last] if chunk.last < slot.known else -1
-    _set(inputs, 0, slot.request)
-    if not slot.request.asking:
+    inputs.block_table[0] = _table_row(slot, blocks)
+    inputs.next_prompt_id[0] = -1 if last else ids[chunk.end]
+    _set_sampling(inputs, 0, slot.request)
+    if not slot.request.full_sampling:
         return inputs
-    words, last = words_of(shape.vocabulary), chunk.last == slot.known
+    words = mask_words(vocab_size)
     # the token after a chunk that is not the last one is dropped
-    walks = {0: Walk(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
-    allowed, counts = masks_of_rows(walks, 1, 1, words), _prompt_token_counts(slot, shape.vocabulary)
-    return inputs._replace(allowed=allowed, prompt_token_counts=counts, **_asked([slot.request]))
+    masked = {0: ConstrainedDraft(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
+    counts_V = np.bincount(slot.result.ids, minlength=vocab_size).astype(np.int32)
+    counts_V[list(slot.request.ids)] += PROMPT_FLAG
+    return inputs._replace(
+        allowed=masks_of_rows(masked, 1, 1, words),
+        prompt_token_counts=counts_V[None],
+        **_full_sampling_inputs([slot.request]),
+    )
 
 
-def _row(slot: Slot, count: int) -> list[int]:
-    """The first blocks of a slot, 0 for those that it does not have."""
-    return (slot.blocks + [0] * count)[:count]
+def _table_row(slot: Slot, count: int) -> tuple[int, ...]:
+    """The first blocks of a slot, padded with the null block."""
+    return (slot.blocks + (0,) * count)[:count]
 
 
-def _prompt_token_counts(slot: Slot, vocabulary: int) -> np.ndarray:
-    """(1, V) how often each id is among the drawn ones, and whether it is in the prompt."""
-    counts_V = np.bincount(slot.result.ids, minlength=vocabulary).astype(np.int32)
-    counts_V[list(slot.request.ids)] += IN_PROMPT
-    return counts_V[None]
-
-
-def _sampling(seated: list[Slot], batch: int) -> dict[str, np.ndarray]:
-    """The sampling inputs of requests in their rows; idle rows are neutral."""
+def _sampling_inputs(active: list[Slot], batch: int) -> dict[str, np.ndarray]:
+    """The sampling parameters of all rows; unused rows are neutral."""
     inputs = zero_inputs(B=batch, D=batch, T=1, L=0)
     # a top-p of 1 filters nothing
     inputs.sampling_params[:, 1] = 1
-    for slot in seated:
-        _set(inputs, slot.index, slot.request)
+    for slot in active:
+        _set_sampling(inputs, slot.index, slot.request)
     arrays = {name: array for name, array in inputs._asdict().items() if array is not None}
-    if any(slot.request.asking for slot in seated):
-        requests = {slot.index: slot.request for slot in seated}
-        arrays |= _asked([requests.get(index) for index in range(batch)])
-    for array in arrays.values():
-        # a runner may keep arrays on its devices that no graph writes to
-        array.flags.writeable = False
+    if any(slot.request.full_sampling for slot in active):
+        requests = {slot.index: slot.request for slot in active}
+        arrays |= _full_sampling_inputs([requests.get(index) for index in range(batch)])
     return arrays
 
 
-def _asked(requests: Sequence[Request | None]) -> dict[str, np.ndarray]:
-    """An asking graph's inputs of requests, beside their masks; None for an idle row."""
+def _full_sampling_inputs(requests: Sequence[Request | None]) -> dict[str, np.ndarray]:
+    """The inputs of a full-sampling graph besides masks; None for an unused row."""
     batch = len(requests)
-    asked = np.tile(np.array([*Params().penalties, 0], np.float32), (batch, 1))
-    bias_ids, bias = np.full((batch, BIASES), -1, np.int32), np.zeros((batch, BIASES), np.float32)
+    penalties = np.tile(np.array([*Params().penalties, 0], np.float32), (batch, 1))
+    bias_ids, bias = np.full((batch, MAX_BIASES), -1, np.int32), np.zeros((batch, MAX_BIASES), np.float32)
     for row, request in enumerate(requests):
         if request is not None:
-            params = request.params
-            asked[row] = (*params.penalties, request.allowed is not None)
-            bias_ids[row, : len(params.logit_bias)] = list(params.logit_bias)
-            bias[row, : len(params.logit_bias)] = list(params.logit_bias.values())
-    return {"penalties": asked, "bias_ids": bias_ids, "bias": bias}
+            biases = request.params.logit_bias
+            penalties[row] = (*request.params.penalties, request.allowed is not None)
+            bias_ids[row, : len(biases)], bias[row, : len(biases)] = list(biases), list(biases.values())
+    return {"penalties": penalties, "bias_ids": bias_ids, "bias": bias}
 
 
-def _set(inputs: StepInputs, row: int, request: Request) -> None:
+def _set_sampling(inputs: StepInputs, row: int, request: Request) -> None:
     p = request.params
-    inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.draw_temperature), p.min_p
+    inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.sampling_temperature), p.min_p
     inputs.seeds.view(np.uint32)[row] = p.seed_words

@@ -1,136 +1,160 @@
-"""A process for each rank: all get the same messages, rank 0 answers for them, and the end of one ends all."""
+"""Worker processes, one a rank: all get the same messages, rank 0 replies, and the end of one ends all."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from model.errors import UserError
-from trnspec.runtime.child import started
 
-# how long a rank that has failed is doubted: the loss of another one may have been the cause
-_DOUBT_S = 0.5
+# seconds in which another rank, whose end may be the cause of a failure, is seen to have ended
+_FAILURE_GRACE_S = 0.5
 _END_S = 10
 
 
 class Failure(NamedTuple):
-    """Why a rank ends, as the end of a sentence: its last answer."""
+    """Why a rank ends, as the end of a sentence: its last reply."""
 
-    said: str
+    message: str
 
 
 class Ranks:
-    """Processes that serve messages one after the other, each on its end of a pipe.
+    """Processes of a module that serve messages in order, each on its end of a pipe, which is its first argument.
 
-    A message is (number, whether every rank answers it, name, arguments), and None is the last; an answer is (number,
-    value). The processes end too when their pipes close, so they do not outlive this one. Once a rank has ended or
-    failed the others are ended too, since they would wait for it in a collective, and every call raises a UserError
-    that names it.
+    Once one has ended or failed all are ended, since they would wait for it in a collective, and every call raises a
+    UserError that names it. They end with this process too, when their pipes close.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
         self._numbers, self._lock = itertools.count(), threading.Lock()
-        # answers that are due: the future, and the ranks that it still waits for
-        self._due: dict[int, tuple[Future[Any], set[int]]] = {}
+        # by message number: the future, and the ranks whose reply is missing
+        self._pending: dict[int, tuple[Future[Any], set[int]]] = {}
         self._error: UserError | None = None
-        self._closed = False
-        self._ranks = [
-            started(module, [str(rank), *arguments], environment) for rank, environment in enumerate(environments)
-        ]
+        self._closing = False
+        self._pipes, self.processes = list[Connection](), list[subprocess.Popen[bytes]]()
+        for rank, environment in enumerate(environments):
+            ours, theirs = Pipe()
+            with theirs:
+                command = [sys.executable, "-m", module, str(theirs.fileno()), str(rank), *arguments]
+                # in a session of its own a rank gets no Ctrl-C of the terminal
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )  # fmt: skip
+            self._pipes.append(ours)
+            self.processes.append(process)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def tell(self, name: str, *arguments: Any) -> Future[Any]:
-        """Rank 0's answer to a message, when it comes."""
+    def submit(self, name: str, *arguments: Any) -> Future[Any]:
+        """Send a call to all ranks; rank 0's result."""
         return self._send(False, name, *arguments)
 
-    def ask(self, name: str, *arguments: Any) -> None:
-        """Return when every rank has answered a message."""
+    def broadcast(self, name: str, *arguments: Any) -> None:
+        """Send a call to all ranks and wait for all of them."""
         self._send(True, name, *arguments).result()
+
+    def close(self) -> None:
+        """End the processes after what they have been sent."""
+        self._closing = True
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send(None)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+        self._kill()
+        self._listener.join()
+        for pipe in self._pipes:
+            pipe.close()
 
     def _send(self, every: bool, name: str, *arguments: Any) -> Future[Any]:
         number, future = next(self._numbers), Future[Any]()
         with self._lock:
             if self._error:
                 raise self._error
-            self._due[number] = future, set(range(len(self._ranks) if every else 1))
+            self._pending[number] = future, set(range(len(self._pipes) if every else 1))
         try:
-            for rank in self._ranks:
-                rank.pipe.send((number, every, name, arguments))
+            for pipe in self._pipes:
+                pipe.send((number, every, name, arguments))
         except OSError:
-            # its end is on the way to the listener, which knows why
+            # the listener is about to see why
             future.exception(_END_S)
         return future
 
     def _listen(self) -> None:
-        ranks = {rank.pipe: number for number, rank in enumerate(self._ranks)}
+        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         while True:
             for pipe in wait(list(ranks)):
                 assert isinstance(pipe, Connection)
-                rank = ranks[pipe]
                 try:
                     number, value = pipe.recv()
                 except (EOFError, OSError):
-                    return self._fail(rank)
+                    return self._fail(ranks[pipe], "")
                 if isinstance(value, Failure):
-                    return self._fail(rank, value)
-                self._answered(number, rank, value)
+                    return self._fail(ranks[pipe], value.message)
+                future, missing = self._pending[number]
+                missing.discard(ranks[pipe])
+                if not missing:
+                    del self._pending[number]
+                    future.set_result(value)
 
-    def _answered(self, number: int, rank: int, value: Any) -> None:
-        future, waiting = self._due[number]
-        waiting.discard(rank)
-        if not waiting:
-            del self._due[number]
-            future.set_result(value)
-
-    def _fail(self, rank: int, failure: Failure | None = None) -> None:
-        """End every rank and every call, because of this one."""
-        if self._closed:
+    def _fail(self, rank: int, message: str) -> None:
+        """End every rank and every call because of this one, or of one that ended without a message."""
+        if self._closing:
             return
-        if failure:
-            time.sleep(_DOUBT_S)
-            others = (number for number, other in enumerate(self._ranks) if other.process.poll() is not None)
-            silent = (number for number in others if number != rank and not self._says_why(number))
-            rank, failure = next(((number, None) for number in silent), (rank, failure))
-        said = failure.said if failure else self._ranks[rank].how_it_ended()
-        error = UserError(f"rank {rank} of {len(self._ranks)} {said}; read what it wrote before this, and start again")
-        # nobody hears of it, and ends this process, before they have ended
+        if message:
+            time.sleep(_FAILURE_GRACE_S)
+            crashed = (r for r, process in enumerate(self.processes) if process.poll())
+            rank, message = next(((r, "") for r in crashed), (rank, message))
+        reason = message or _exit_reason(self.processes[rank])
+        error = UserError(
+            f"rank {rank} of {len(self._pipes)} {reason}; read what it wrote before this, and start again"
+        )
+        # before anybody hears of it, who may end this process
         self._kill()
         with self._lock:
-            self._error, due = error, list(self._due.values())
-            self._due.clear()
-        for future, _ in due:
+            self._error, pending = error, list(self._pending.values())
+            self._pending.clear()
+        for future, _ in pending:
             future.set_exception(error)
 
-    def _says_why(self, rank: int) -> bool:
-        """Whether the last answer of a rank that has ended is a failure of its own: then it was not the cause."""
-        value, pipe = None, self._ranks[rank].pipe
-        with contextlib.suppress(EOFError, OSError):
-            while pipe.poll():
-                _, value = pipe.recv()
-        return isinstance(value, Failure)
-
     def _kill(self) -> None:
-        for rank in self._ranks:
-            rank.end()
+        for process in self.processes:
+            process.kill()
+            process.wait()
 
-    def close(self) -> None:
-        """End the processes, which first do what they have been sent."""
-        self._closed = True
-        for rank in self._ranks:
-            with contextlib.suppress(OSError):
-                rank.pipe.send(None)
-        for rank in self._ranks:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.process.wait(_END_S)
-        self._kill()
-        self._listener.join()
-        for rank in self._ranks:
-            rank.pipe.close()
+
+def _exit_reason(process: subprocess.Popen[bytes]) -> str:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    status = process.poll()
+    if status is None:
+        return "closed its pipe and does not end"
+    return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+
+
+def serve(pipe: Connection, rank: int, make: Callable[[], Any]) -> None:
+    """In a rank: call the methods of `make()` that the messages name, until None or the pipe's end."""
+    number, worker = 0, None
+    try:
+        while (message := pipe.recv()) is not None:
+            number, every, name, arguments = message
+            worker = worker or make()
+            value = getattr(worker, name)(*arguments)
+            if every or rank == 0:
+                pipe.send((number, value))
+    except (EOFError, ConnectionError):
+        return
+    except Exception as error:  # the other ranks must not wait for this one, whatever it was
+        known = isinstance(error, UserError)
+        pipe.send((number, Failure(str(error) if known else f"failed ({type(error).__name__}: {str(error)[:200]})")))

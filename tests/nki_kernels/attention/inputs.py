@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from model.attention import verify_attention as verify_attention_of_model
 from model.cache import AttentionMetadata, Cache
-from model.ops import EAGER
+from model.context import ONE_RANK
 from nki_kernels.attention import law
 from nki_kernels.attention.paged_kv import PAGE
 from nki_kernels.attention.verify import verify_attention
@@ -96,12 +95,12 @@ def exact(x: Inputs, limit: Any = None) -> tuple[Any, tuple[Any, Any]]:
     return law.verify_attention(q, (k_new, v_new), (keys, values), x.positions, limit), (keys, values)
 
 
-def model_attention(x: Inputs, limit: Any = None, attend: Any = verify_attention_of_model) -> tuple[Any, Any]:
-    """Output and cache of model/attention.py's function, or of a backing's, on the same numbers."""
+def model_attention(x: Inputs, limit: Any = None, attend: Any = ONE_RANK.attention) -> tuple[Any, Any]:
+    """Output and cache of a context's attention, on the same numbers."""
     pools, table = pooled(x.keys, x.values)
     limit_B1 = None if limit is None else torch.from_numpy(limit)
     meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table), limit_B1)
-    out, after = attend(EAGER, as_torch(x.q), tuple(map(as_torch, x.new)), Cache(*map(as_torch, pools)), meta)
+    out, after = attend(as_torch(x.q), *map(as_torch, x.new), Cache(*map(as_torch, pools)), meta)
     return out.float().numpy(), tuple(unpooled(pool.float().numpy(), table, x.keys.shape[2]) for pool in after)
 
 

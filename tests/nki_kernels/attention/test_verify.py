@@ -16,9 +16,8 @@ import torch
 
 from model.cache import AttentionMetadata, Cache
 from model.errors import UserError
-from model.nki.kernels import NkiKernels
+from model.nki.context import NkiContext
 from model.nki.simulated import serve
-from model.ops import EAGER
 from nki_kernels.attention.pipeline import DRAIN, PREFETCH_DISTANCE, STAGES
 from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
 from tests.close import is_close
@@ -114,11 +113,11 @@ def test_rows_without_a_page_are_dropped(lnc: int) -> None:
 
 
 @pytest.mark.parametrize("beyond", [None, 0, -2])
-def test_both_backings(beyond: int | None) -> None:
-    """model/attention.py and the kernel behind the seam, causal and with limits other than the last row's position."""
+def test_the_model_s_attention_with_both_backings(beyond: int | None) -> None:
+    """The reference and the kernel as a context has it, causal and with limits other than the last row's position."""
     x = draw(Dims(3, 4, 2, 5, 256, 64), first=[0, 130, 251])
     limit = None if beyond is None else x.positions[:, -1:] + np.int32(beyond)
-    (out, cache), (expected, written) = model_attention(x, limit, NkiKernels(serve).verify_attention), exact(x, limit)
+    (out, cache), (expected, written) = model_attention(x, limit, NkiContext(launch=serve).attention), exact(x, limit)
     assert is_close(out, naive(x, limit), expected)
     for after in (cache, model_attention(x, limit)[1]):
         assert all(np.array_equal(*pair) for pair in zip(after, written, strict=True))
@@ -131,7 +130,7 @@ def test_sizes_that_no_launch_takes() -> None:
     assert "use fewer pages" in attention_misfit(4, 1, 1024, POOL_ROWS)
     pool, meta = torch.zeros(2, 1, 128, 64), AttentionMetadata(torch.zeros(0, 1), torch.ones(TABLE_ENTRIES + 1, 1))
     with pytest.raises(UserError, match="lower the batch or max-len, or use --kernels reference"):
-        NkiKernels(serve).verify_attention(EAGER, torch.zeros(1, 1, 1, 64), (pool, pool), Cache(pool, pool), meta)
+        NkiContext(launch=serve).attention(torch.zeros(1, 1, 1, 64), pool, pool, Cache(pool, pool), meta)
 
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)

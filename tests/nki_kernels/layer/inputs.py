@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from model.attention import verify_attention as torch_attention
 from model.cache import AttentionMetadata, Cache
-from model.config import Qwen3Config
-from model.ops import EAGER
-from model.parallel import Parallel
+from model.config import PRESETS
+from model.context import ONE_RANK
+from model.layers import RMSNorm
 from model.qwen3 import MLP as TorchMLP
-from model.qwen3 import RMSNorm, rotate
-from model.rope import rotation
+from model.rope import apply_rope, rotation
 from nki_kernels.layer import law
 from nki_kernels.layer.attention import decode_attention
 from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from tests.nki_kernels.attention.inputs import DTYPES, as_torch, normal, pooled, unpooled
 
 DIM = 128
+# its head dim, theta and eps
+CONFIG = PRESETS["Qwen/Qwen3-0.6B"]
 
 
 def as_fp64(*arrays: Any) -> list[Any]:
@@ -58,7 +58,7 @@ def draw_mlp(rows: int, hidden: int, inner: int, dtype: str) -> MLP:
 
 def naive_mlp(m: MLP) -> Any:
     """The model's norm and MLP on the same numbers."""
-    half = TorchMLP(Qwen3Config(m.x.shape[1], len(m.gate), 1, 2, 2, True), Parallel())
+    half = TorchMLP(replace(CONFIG, hidden_size=m.x.shape[1], intermediate_size=len(m.gate)), ONE_RANK)
     with torch.no_grad():
         for layer, weight in ((half.gate_proj, m.gate), (half.up_proj, m.up), (half.down_proj, m.down)):
             layer.weight.data = as_torch(weight)
@@ -151,10 +151,10 @@ def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     positions = torch.from_numpy(a.positions)
     meta = AttentionMetadata(positions, torch.from_numpy(table))
     with torch.no_grad():
-        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, DIM, 1e6)
+        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, CONFIG)
         q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, DIM)).transpose(1, 2) for w in a.weights[:3])
-        k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
-        attended, after = torch_attention(EAGER, q, (k, v), Cache(as_torch(keys), as_torch(values)), meta)
+        k, q = apply_rope(_norm(k, a.norms[1]), angles), apply_rope(_norm(q, a.norms[2]), angles)
+        attended, after = ONE_RANK.attention(q, k, v, Cache(as_torch(keys), as_torch(values)), meta)
         out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))
     cache = tuple(unpooled(c.float().numpy(), table, a.values.shape[2]) for c in after)
     return out.float().numpy(), (cache[0], cache[1])

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from model import sampling as model_sampling
-from model.filters import Filters
 from model.ops import EAGER
 from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling import law
@@ -100,10 +99,10 @@ def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
     seen = np.full_like(logits, -1e30)
     for start in starts:
         seen[:, start : start + columns] = logits[:, start : start + columns]
-    off = torch.zeros(rows)
-    filters = Filters(off, off + 1, off)
-    parameters = model_sampling.Sampling(torch.from_numpy(temperature[:, 0]), torch.from_numpy(seeds), filters)
-    drawn = model_sampling.coupled_sample(EAGER, torch.from_numpy(seen), parameters.draw(torch.from_numpy(positions)))
+    parameters = model_sampling.SamplingParams(torch.from_numpy(temperature[:, 0]), torch.from_numpy(seeds), None)
+    places, every_id = torch.from_numpy(positions[:, 0]), torch.arange(vocabulary, dtype=torch.int32)
+    noise_RV = model_sampling.gumbel_noise(EAGER, parameters.seed_R2, places, every_id)
+    drawn = model_sampling.sample(EAGER, torch.from_numpy(seen), parameters, noise_RV)
     assert np.array_equal(merged(values, ids), drawn.numpy())
     # negative control: other seeds
     others = np.stack([generator_rows(rows, 6)[0][:, 0], seeds[:, 1]], 1)

@@ -7,7 +7,6 @@ that the graph aliases to an input must be the very tensor of that input, and no
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -15,19 +14,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from filelock import FileLock
-from jax._src.interpreters import mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxlib import xla_client
-from jaxlib.mlir import ir
 
 from model.dtypes import BY_NAME
 from model.graph_spec import TensorSpec
-from tests.quick import FOLDER
-from tests.quick import options as of_tests
-from trnspec.bundle.contract import declared
-from trnspec.runtime import sums
-from trnspec.runtime.pjrt import SAME_BITS, stablehlo_of
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import signature
+from trnspec.runtime.jax_compat import compile_module, module_of
+from trnspec.runtime.pjrt import CPU_OPTIONS
 
 MAGIC = b"NEFF"
 
@@ -119,14 +113,6 @@ class NrtpyTensor:
         return array if array.dtype.kind != "V" else array.view(f"V{array.itemsize}")
 
 
-def _code(hlo: bytes) -> bytes:
-    """A graph as XLA's CPU gets it, with the order of sums that our runtime on a CPU gives them."""
-    with mlir.make_ir_context(), ir.Location.unknown():
-        module = stablehlo_of(hlo)
-        sums.in_order(module)
-        return bytes(mlir.module_to_bytecode(module))
-
-
 class NrtpyModel:
     """A graph on one core."""
 
@@ -136,35 +122,16 @@ class NrtpyModel:
             raise NrtError("NRT_FAILURE (6): not a NEFF of this target")
         end = 12 + int.from_bytes(content[4:12], "little")
         inputs, outputs = json.loads(content[12:end])
-        facts = declared(content[end:])
+        facts = signature(hlo.parse(content[end:]))
         self.name, self.core_id, self._aliases = name, core_id, facts.aliases
         self.input_tensors_info = _info(inputs, facts.parameters)
         self.output_tensors_info = _info(outputs, facts.results)
         self._dtypes = {n: t.dtype for n, t in zip(inputs + outputs, facts.parameters + facts.results, strict=True)}
         devices = jax.devices("cpu")[:world] if world > 1 else jax.local_devices(backend="cpu")[:1]
-        options = xla_client.CompileOptions()
-        options.num_replicas, options.num_partitions = world, 1
-        ids = np.array([device.id for device in devices]).reshape(-1, 1)
-        options.device_assignment = xla_client.DeviceAssignment.create(ids)
-        options.env_option_overrides = list((SAME_BITS | of_tests()).items())
         self._device = jax.local_devices(backend="cpu")[0]
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
-        self._executable = self._loaded(content[end:], options)
-
-    def _loaded(self, hlo: bytes, options: xla_client.CompileOptions) -> Any:
-        """An executable of a graph, which the first rank compiles for all, if the tests' folder for these is named."""
-        client, listed = self._device.client, xla_client.DeviceList((self._device,))
-        if FOLDER not in os.environ:
-            return client.compile_and_load(_code(hlo), listed, options)
-        ranks = options.num_replicas
-        digest = hashlib.sha256(hlo + repr(options.env_option_overrides).encode()).hexdigest()
-        file = Path(os.environ[FOLDER]) / f"nrtpy-{ranks}-{digest}"
-        with FileLock(f"{file}.lock"):
-            if file.exists():
-                return client.deserialize_executable(file.read_bytes(), listed, options)
-            compiled = client.compile_and_load(_code(hlo), listed, options)
-            file.write_bytes(compiled.serialize())
-        return compiled
+        with module_of(content[end:]) as module:
+            self._executable = compile_module(module, devices, CPU_OPTIONS)
 
     @classmethod
     def load_from_neff(

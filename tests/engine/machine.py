@@ -1,0 +1,141 @@
+"""A runner that computes no model: a token is a function of all that its row can see.
+
+Its KV pool holds tokens, written and read through block tables, so that a wrong block, position, count or mask changes
+every later token. Half of the drafts are right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey
+from model.logits_processors import PROMPT_FLAG
+from model.logprobs import TOP
+from model.sampling import NO_ID
+from trnspec.engine.config import EngineConfig
+from trnspec.engine.masks import allows
+
+V, BLOCK, LENGTH, BATCH, K = 96, 128, 512, 3, 3
+CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128), (128, 512), (256, 512)))
+
+
+class Machine:
+    """The device of an engine: `keys` are the graphs that ran, `cleared` the slots that were cleared.
+
+    A `strict` one refuses rows without a block, as an outer scheduler gives them.
+    """
+
+    def __init__(self, blocks: int = CONFIG.pool, chance: float = 0.5, strict: bool = False) -> None:
+        self.pool, self.chance, self.strict = np.full((blocks, BLOCK), -9, np.int64), chance, strict
+        self.counts = np.zeros((BATCH, V), np.int64)
+        self.keys, self.cleared, self.loaded = list[GraphKey](), list[int](), set[GraphKey]()
+        self.broken = NO_ID - 1
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        self.keys.append(key)
+        return self._prefill(key, inputs) if key.is_prefill else self._step(key, inputs)
+
+    def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
+        """The newest tokens and k drafts after each."""
+        self.keys.append(key)
+        rows = [self._drafts(inputs, slot, key.k) for slot in range(BATCH)]
+        return np.concatenate((np.asarray(inputs.input_ids), np.array(rows)), 1)
+
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
+        self.cleared.append(slot)
+
+    def _prefill(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        first, count, slot = (int(x[0]) for x in (inputs.positions, inputs.num_tokens, inputs.slots))
+        table, ids = inputs.block_table[0], inputs.input_ids[0, :count].tolist()
+        assert 0 < count <= key.rows
+        assert first + count <= key.bucket
+        self._write(table, first, ids)
+        if key.asking:
+            self.counts[slot] = inputs.prompt_token_counts[0]
+        visible = self._read(table, first + count)
+        token = self._sample(visible, inputs, 0, 0, slot)
+        following = int(inputs.next_prompt_id[0])
+        if following < 0 <= token:
+            self.counts[slot, token] += 1
+        scores = np.zeros((1, key.rows, 2 + 2 * TOP), np.float32)
+        for row, scored in enumerate([*ids[1:], token if following < 0 else following]):
+            scores[0, row] = _score(visible[: first + row + 1], scored)
+        accepted = np.full((1, key.k + 1), -1)
+        accepted[0, 0] = token
+        return StepOutputs(accepted, accepted[:, :1], np.array([first + count]), scores=scores if key.asking else None)
+
+    def _step(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        accepted, positions = np.full((BATCH, key.k + 1), -1), np.array(inputs.positions)
+        scores = np.zeros((BATCH, key.k + 1, 2 + 2 * TOP), np.float32)
+        for slot in np.flatnonzero(inputs.block_table[:, 0]):
+            table, first = inputs.block_table[slot], int(positions[slot])
+            assert first + inputs.k_limits[slot] < LENGTH - 1, "no draft is accepted for the last position"
+            ids = np.asarray(inputs.input_ids)[slot].tolist()
+            drafts = ids[1:] if len(ids) > 1 or not key.k else self._drafts(inputs, slot, key.k)
+            # all rows are written, those of rejected drafts too
+            self._write(table, first, [ids[0], *drafts])
+            visible = self._read(table, first + 1)
+            for row in range(key.k + 1):
+                token = self._sample(visible, inputs, slot, row, slot)
+                accepted[slot, row], scores[slot, row] = token, _score(visible, token)
+                visible.append(token)
+                if row >= inputs.k_limits[slot] or drafts[row] != token:
+                    break
+            new = [token for token in accepted[slot].tolist() if token >= 0]
+            np.add.at(self.counts[slot], new, 1)
+            positions[slot] = first + row + 1
+        last = (accepted != -1).sum(1) - 1
+        next_ids = np.take_along_axis(accepted, np.maximum(last, 0)[:, None], 1)
+        return StepOutputs(accepted, next_ids, positions, scores=scores if key.asking else None)
+
+    def _drafts(self, inputs: StepInputs, slot: int, k: int) -> list[int]:
+        """Drafts of which the first ones are right, as a draft model makes them; it knows no masks or counts."""
+        table, first, drafts = inputs.block_table[slot], int(np.asarray(inputs.positions)[slot]), list[int]()
+        visible = [*self._read(table, first), int(np.asarray(inputs.input_ids)[slot, 0])]
+        for _ in range(k):
+            token = self._sample(visible, inputs._replace(allowed=None), slot, 0, slot)
+            luck = random.Random(f"{visible} {inputs.seeds[slot]}").random() < self.chance
+            drafts.append(token if luck else (token + 1) % V)
+            visible.append(drafts[-1])
+        return drafts
+
+    def _write(self, table: np.ndarray, first: int, ids: list[int]) -> None:
+        for position, token in enumerate(ids, first):
+            has_block = position < BLOCK * len(table) and table[position // BLOCK] > 0
+            assert has_block or position >= LENGTH or not self.strict
+            if has_block:
+                self.pool[table[position // BLOCK], position % BLOCK] = token
+
+    def _read(self, table: np.ndarray, length: int) -> list[int]:
+        return self.pool[table].reshape(-1)[:length].tolist()
+
+    def _sample(self, visible: list[int], inputs: StepInputs, row: int, n: int, slot: int) -> int:
+        """The token after these: of its seed, and in full sampling of the counts of the request's tokens."""
+        counts = list[int]()
+        if inputs.penalties is not None and inputs.penalties[row, 1]:
+            # in a step those that it has emitted before the row are not counted yet
+            new = visible[int(inputs.positions[row]) + 1 :] if inputs.num_tokens is None else []
+            drawn = self.counts[slot].copy()
+            np.add.at(drawn, [token for token in new if token >= 0], 1)
+            counts = sorted(
+                (int(t), int(drawn[t] % PROMPT_FLAG), int(drawn[t] >= PROMPT_FLAG)) for t in drawn.nonzero()[0]
+            )
+        rng = random.Random(f"{visible} {inputs.seeds[row].tolist()} {counts}")
+        if int(inputs.seeds[row, 0]) == self.broken and len(visible) % 17 == 0:
+            return NO_ID
+        if inputs.allowed is None:
+            return rng.randrange(V)
+        mask = inputs.allowed[row, min(n, inputs.allowed.shape[1] - 1)]
+        ids = [token for token in range(V) if allows(mask, token)]
+        return rng.choice(ids) if ids else NO_ID
+
+
+def _score(visible: list[int], token: int) -> np.ndarray:
+    """A log-probability and a rank of what is seen, and top ids."""
+    rng = random.Random(f"{visible} {token}")
+    return np.array([-rng.random(), 1 + token, *(-rng.random() for _ in range(TOP)), *range(TOP)], np.float32)

@@ -1,0 +1,85 @@
+"""AdaptiveK in synthetic worlds: step times and acceptance that a test sets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from trnspec.engine.adaptive_k import AdaptiveK, StepResult
+
+KS = (0, 3, 7)
+# seconds of a step of k 0, 3, 7: a device, where a draft costs little, and a CPU
+DEVICE, CPU = {0: 7.5, 3: 13.0, 7: 21.7}, {0: 1.1, 3: 2.6, 7: 5.0}
+
+
+def tokens(k: int, chance: float, rng: random.Random) -> int:
+    """Accepted drafts of a step of k."""
+    accepted = 0
+    while accepted < k and rng.random() < chance:
+        accepted += 1
+    return accepted
+
+
+def run(
+    chooser: AdaptiveK, seconds: dict[int, float], chance: Callable[[int], float], steps: int, load: int = 2
+) -> float:
+    """Tokens a second and request of `steps` steps."""
+    rng, emitted, elapsed = random.Random(3), 0, 0.0
+    for step in range(steps):
+        k = chooser.choose()
+        results = [StepResult(k, tokens(k, chance(step), rng)) for _ in range(2)]
+        chooser.ended(k, time := seconds[k] * rng.uniform(0.97, 1.03), results)
+        emitted, elapsed = emitted + sum(1 + r.accepted for r in results), elapsed + time
+    return emitted / elapsed
+
+
+class Fixed(AdaptiveK):
+    """Always the same k."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(KS)
+        self.fixed = k
+
+    def choose(self) -> int:
+        return self.fixed
+
+
+@pytest.mark.parametrize("seconds", [DEVICE, CPU], ids=["device", "CPU"])
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.8, 0.95])
+def test_it_comes_close_to_the_best_fixed_k(seconds: dict[int, float], chance: float) -> None:
+    best = max(run(Fixed(k), seconds, lambda _: chance, 6000) for k in KS)
+    assert run(AdaptiveK(KS), seconds, lambda _: chance, 6000) > 0.92 * best
+
+
+def test_it_returns_after_a_change_of_the_load() -> None:
+    chooser = AdaptiveK(KS)
+    run(chooser, DEVICE, lambda _: 0.05, 3000)
+    assert chooser.current == 0
+    run(chooser, DEVICE, lambda _: 0.97, 5000)
+    assert chooser.current == 7
+
+
+def test_probes_take_a_bounded_share_of_the_steps() -> None:
+    chooser, probes = AdaptiveK(KS), 0
+    run(chooser, DEVICE, lambda _: 0.9, 2000)
+    for _ in range(4000):
+        k = chooser.choose()
+        probes += k != chooser.current
+        chooser.ended(k, DEVICE[k], [StepResult(k, min(k, 6))] * 2)
+    assert 0 < probes <= 4000 / 31
+
+
+def test_a_step_without_a_time_of_its_own_teaches_acceptance_only() -> None:
+    chooser = AdaptiveK(KS)
+    for _ in range(60):
+        chooser.ended(7, None, [StepResult(7, 0)])
+    assert chooser.tokens(7) < 2 < AdaptiveK(KS).tokens(7)
+    assert chooser.choose() == 7
+
+
+def test_a_bundle_of_one_k_chooses_between_it_and_none() -> None:
+    chooser = AdaptiveK((0, 7))
+    run(chooser, CPU, lambda _: 0.02, 2000)
+    assert chooser.current == 0

@@ -1,0 +1,508 @@
+"""The engine's law: a request's tokens and scores are its own, whatever is scheduled, launched ahead or preempted.
+
+On a runner whose tokens are a function of all that a row can see (`tests/engine/machine.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import random
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.errors import UserError
+from model.graph_key import Stage
+from tests.engine.ahead import ids_ahead
+from tests.engine.machine import BLOCK, CONFIG, LENGTH, K, Machine, V
+from tests.engine.outer import Outer
+from trnspec.engine import constrained, masks, slots
+from trnspec.engine import engine as engine_module
+from trnspec.engine.adaptive_k import FixedK, StepResult
+from trnspec.engine.async_engine import AsyncEngine
+from trnspec.engine.config import Chunk, EngineConfig
+from trnspec.engine.engine import Engine, Event
+from trnspec.engine.masks import mask_of
+from trnspec.engine.request import Params, Request, Result
+from trnspec.engine.slots import Slot, SlotTable
+
+POOL = CONFIG.pool
+
+
+def _engine(runner: Machine | None = None, config: EngineConfig = CONFIG, **more: Any) -> AsyncEngine:
+    runner = runner or Machine(config.pool)
+    return AsyncEngine(runner, config, **more)
+
+
+def _machine(engine: Engine) -> Machine:
+    assert isinstance(engine.runner, Machine)
+    return engine.runner
+
+
+def _request(seed: int, count: int = 9, length: int = 5, **more: Any) -> Request:
+    return Request((7,) * length, more.pop("params", Params(0.8, seed=seed)), count, **more)
+
+
+def _alone(request: Request, **more: Any) -> Result:
+    return _engine(Machine(100), **more).run([request])[0]
+
+
+def _drain(engine: AsyncEngine, ahead: bool = False) -> list[Event]:
+    events = []
+    while engine.busy:
+        if ahead:
+            engine.launch()
+            engine.launch_next()
+        events += engine.step()
+    return events
+
+
+def _ids(events: Sequence[Event], number: int) -> list[int]:
+    return [token for event in events if event.number == number for token in event.ids]
+
+
+def _stages(engine: Engine) -> list[Stage]:
+    return [key.stage for key in _machine(engine).keys]
+
+
+def _grammar(ids: Sequence[int]) -> np.ndarray:
+    return mask_of(random.Random(f"{list(ids)}").sample(range(V), 12), V)
+
+
+def _mixed(count: int, seed: int) -> list[Request]:
+    """Prompts of which many begin alike, up to the edges of blocks, with every kind of request."""
+    rng = random.Random(seed)
+    texts = [tuple(rng.randrange(1, V) for _ in range(LENGTH)) for _ in range(2)]
+    kinds: list[dict[str, Any]] = [
+        {}, {"params": {"frequency_penalty": 0.5}}, {"prompt_logprobs": 2}, {"allowed": _grammar},
+        {"prompt_logprobs": 1}, {"params": {"frequency_penalty": 1.0, "min_tokens": 6}, "logprobs": 0}, {"k_limit": 1},
+        {"params": {"bad_words": ((3, 4), (9,))}},
+    ]  # fmt: skip
+    requests = []
+    for n in range(count):
+        start = rng.choice(texts)[: rng.choice((1, 60, BLOCK - 1, BLOCK, BLOCK + 1, 200, 2 * BLOCK, 300))]
+        more = dict(kinds[n % len(kinds)])
+        params = Params(0.9 * (n % 2), seed=n, **more.pop("params", {}))
+        ids = (*start, *(rng.randrange(1, V) for _ in range(rng.choice((0, 1, 20)))))
+        requests.append(Request(ids, params, rng.randint(7, 60), stop_ids=(5,), **more))
+    return requests
+
+
+# long answers, for which steps are launched ahead, one of them up to the context's end
+LONG = [Request((n,) * (100 + 10 * n), Params(0.8, seed=n), 150) for n in range(1, 8)]
+LONG.append(Request((9,) * 450, Params(0.8, seed=9), 200))
+
+
+REQUESTS = [*_mixed(32, 1), *LONG]
+
+
+@functools.cache
+def _expected() -> list[Result]:
+    return [_alone(request) for request in REQUESTS]
+
+
+def _facts(outer: Outer) -> list[tuple[Any, ...]]:
+    return list(zip(outer.sampled, outer.scores, outer.prompt_scores, strict=True))
+
+
+def _outer(seed: int = 2, **more: Any) -> Outer:
+    """A mixed load, then long answers."""
+    engine = _engine(Machine(strict=True), owns_blocks=False, **more)
+    return Outer(engine, REQUESTS, POOL, random.Random(seed), preemption=0.03)
+
+
+def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> None:
+    """With penalties, masks, scores of new tokens and of prompts among the requests."""
+    outer, expected = _outer(), _expected()
+    assert outer.run() == [result.ids for result in expected]
+    assert _facts(outer) == [(result.ids, result.scores, result.prompt_scores) for result in expected]
+    assert not outer.over_limit
+    assert min(outer.hits, outer.preempted) > 8
+    assert len({result.reason for result in expected}) > 1
+    assert Stage.VERIFY in _stages(outer.engine)
+
+
+def test_an_engine_with_its_own_blocks_and_steps_ahead() -> None:
+    expected = [result.ids for result in _expected()]
+    engine = _engine()
+    assert [result.ids for result in engine.run(REQUESTS)] == expected
+    ids, ahead = ids_ahead(_engine(), REQUESTS)
+    assert ids == expected
+    assert ahead > 20
+    assert engine.blocks is not None
+    assert engine.blocks.allocate(POOL - 1) is not None
+
+
+@pytest.mark.parametrize("config", [dataclasses.replace(CONFIG, host_drafts=True), dataclasses.replace(CONFIG, ks=())])
+def test_host_drafts_and_no_drafts_give_the_same_tokens(config: EngineConfig) -> None:
+    assert [result.ids for result in _engine(config=config).run(REQUESTS)] == [result.ids for result in _expected()]
+
+
+# name -> the function, and the change of its source
+FAULTS: dict[str, tuple[Any, str, str, str]] = {
+    "counts forgotten after preemption": (slots, "prompt_inputs", "np.bincount(slot.result.ids,", "np.bincount([],"),
+    "sampled tokens scored as a prompt's": (Engine, "_prefilled", "slot.known == len(request.ids)", "True"),
+    "a chunk's repeated rows scored": (
+        Engine,
+        "_prefilled",
+        "slice(len(result.prompt_scores) - chunk.first,",
+        "slice(0,",
+    ),
+    "a block table for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.blocks)", "slot.index"),
+    "limits for good": (SlotTable, "_fixed_inputs", "(limits, indices), lambda", "indices, lambda"),
+    "sampling parameters for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.number)", "slot.index"),
+    "blocks for one step": (AsyncEngine, "launch_next", "self._has_blocks(batch, 2)", "self._has_blocks(batch, 1)"),
+    "a chunk one token late": (Engine, "_next_chunk", "slot.cached = chunk.end", "slot.cached = chunk.end + 1"),
+    "no tokens from before": (AsyncEngine, "admit", "blocks, ids)", "blocks)"),
+    "a prompt's last token again": (slots, "prompt_inputs", "chunk.end == slot.known", "False"),
+    "positions not moved": (Engine, "_postprocess", "slot.position += len(ids)", "slot.position += 1"),
+    "masks of the first row": (masks, "masks_of_rows", "masks[:rows]", "masks[:1]"),
+    "a limit ignored": (Engine, "_limits", "min(k, limit,", "min(k,"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one changes a token, a score or a count, or breaks a rule of the device."""
+    expected = _expected()
+    home, name, right, wrong = FAULTS[fault]
+    function = getattr(home, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(right) == 1
+    scope = function.__globals__
+    exec(source.replace(right, wrong), scope, made := dict[str, Any]())
+    for module in (home, engine_module, constrained, slots):
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, made[name])
+    outer = _outer(config=dataclasses.replace(CONFIG, min_last_chunk=K))
+    try:
+        outer.run()
+    except (AssertionError, ValueError, IndexError, KeyError):
+        return
+    assert _facts(outer) != [(r.ids, r.scores, r.prompt_scores) for r in expected] or outer.over_limit
+
+
+def test_rows_that_a_parallel_draft_repeats_are_scored_once() -> None:
+    config = dataclasses.replace(CONFIG, min_last_chunk=K, prompts=((128, 128), (128, 512)))
+    for length in (BLOCK - 1, BLOCK + 1, 2 * BLOCK + 2):
+        request = _request(1, 3, length, prompt_logprobs=1)
+        assert len(_alone(request, config=config).prompt_scores) == length - 1
+        assert _alone(request, config=config).prompt_scores == _alone(request).prompt_scores
+
+
+def test_a_prompt_goes_first_and_a_step_runs_between_chunks() -> None:
+    engine = _engine()
+    engine.add(_request(1, 30))
+    engine.step()
+    engine.add(_request(2, length=400))
+    for _ in range(5):
+        engine.step()
+    p, s = Stage.PREFILL, Stage.STEP
+    assert _stages(engine) == [p, p, s, p, s, s]
+
+
+def test_prompts_are_launched_after_the_step_that_runs() -> None:
+    engine = _engine()
+    numbers = [engine.add(_request(1, 30))]
+    events = engine.step()
+    engine.launch()
+    for seed in (2, 3):
+        numbers.append(engine.admit(_request(seed), blocks=(2 * seed,)))
+        engine.prefill(numbers[-1], 5)
+        assert not engine.prefilling(numbers[-1])
+    read = [engine.step() for _ in range(3)]
+    assert [[event.number for event in some] for some in read] == [[number] for number in numbers]
+    events += [event for some in read for event in some] + _drain(engine)
+    assert [_ids(events, number) for number in numbers[1:]] == [_alone(_request(seed)).ids for seed in (2, 3)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["waiting", "after its prompt", "after two steps"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_cancelled_request_has_no_more_events(steps: int, ahead: bool) -> None:
+    engine = _engine(config=dataclasses.replace(CONFIG, pool=5))
+    gone, left = engine.add(_request(1, 400)), engine.add(_request(2))
+    for _ in range(steps):
+        engine.step()
+        if ahead:
+            engine.launch()
+            engine.launch_next()
+    engine.cancel(gone)
+    events = _drain(engine)
+    assert {event.number for event in events} == {left}
+    assert _ids(events, left) == _alone(_request(2)).ids
+    assert not engine.slots.active
+    assert engine.blocks is not None
+    assert engine.blocks.allocate(4) is not None
+
+
+@pytest.mark.parametrize("launched", [1, 2])
+def test_launched_steps_are_read_for_those_who_stay(launched: int) -> None:
+    engine = _engine()
+    early, gone = engine.add(_request(1, 40)), engine.add(_request(2, 40))
+    events = engine.step() + engine.step()
+    engine.launch()
+    if launched == 2:
+        engine.launch_next()
+    ran = len(_machine(engine).keys)
+    engine.cancel(gone)
+    for _ in range(launched):
+        events += engine.step()
+    assert len(_machine(engine).keys) == ran, "nothing is run again"
+    assert {event.number for event in events[2:]} == {early}
+    assert _ids(events + _drain(engine), early) == _alone(_request(1, 40)).ids
+
+
+def _running(count: int = 40, length: int = 5, **more: Any) -> AsyncEngine:
+    """An engine with a launched step of one request."""
+    engine = _engine(**more)
+    engine.add(_request(1, count, length))
+    engine.step()
+    if engine.slots.active[0].prefilling:
+        engine.step()
+    engine.launch()
+    return engine
+
+
+def _follows(engine: AsyncEngine) -> bool:
+    before = len(_machine(engine).keys)
+    engine.launch_next()
+    return len(_machine(engine).keys) > before
+
+
+def test_one_step_is_launched_ahead_and_no_more() -> None:
+    engine = _running()
+    assert _follows(engine)
+    assert not _follows(engine)
+    assert not _follows(_engine())
+    read = _running()
+    read.step()
+    assert not _follows(read)
+
+
+# the step that runs writes K + 1 rows, and so does the next one; the first bucket has 128 positions
+@pytest.mark.parametrize(("length", "follows"), [(BLOCK - 2 * (K + 1), True), (BLOCK + 1 - 2 * (K + 1), False)])
+def test_no_step_is_launched_ahead_into_another_bucket(length: int, follows: bool) -> None:
+    assert _follows(_running(length=length)) == follows
+
+
+# limits of the second step are the first one's, and the last position is max_len - 1
+@pytest.mark.parametrize(("length", "follows"), [(LENGTH - 1 - 2 * (K + 1), True), (LENGTH - 2 * (K + 1), False)])
+def test_no_step_is_launched_ahead_near_the_end(length: int, follows: bool) -> None:
+    assert _follows(_running(length=length)) == follows
+
+
+@pytest.mark.parametrize(("count", "follows"), [(K + 2, False), (K + 3, True)])
+def test_no_step_is_launched_ahead_of_what_may_be_the_last_one(count: int, follows: bool) -> None:
+    """One token is there before the step that runs."""
+    assert _follows(_running(count)) == follows
+
+
+def test_no_step_is_launched_ahead_where_a_result_may_change_it() -> None:
+    assert not _follows(_running(config=dataclasses.replace(CONFIG, host_drafts=True)))
+    waiting = _running()
+    waiting.add(_request(2))
+    assert not _follows(waiting)
+    joined = _running()
+    joined.slots.allocate(9, _request(2)).position = 3
+    assert not _follows(joined)
+    chosen = FixedK(1)
+    engine = _running(step_k=chosen)
+    chosen.ks = (K,)
+    assert not _follows(engine)
+
+
+@pytest.mark.parametrize(
+    ("length", "launched", "ahead"), [(125, False, False), (124, True, False), (121, True, False), (120, True, True)]
+)
+def test_a_step_is_launched_if_all_its_rows_have_blocks(length: int, launched: bool, ahead: bool) -> None:
+    """One block has the rows of a step from position 124 at most, and of two from 120."""
+    config = dataclasses.replace(CONFIG, buckets=(LENGTH,))
+    engine = _engine(config=config, owns_blocks=False)
+    engine.prefill(engine.admit(_request(1, 40, length), blocks=(1,)), length)
+    engine.step()
+    engine.launch()
+    assert engine.launched == launched
+    assert _follows(engine) == ahead
+
+
+def test_with_a_grammar_a_step_is_launched_when_its_masks_are_there() -> None:
+    engine = _engine()
+    engine.add(_request(1, 30, allowed=_grammar))
+    engine.step()
+    engine.launch()
+    assert not engine.launched
+    engine.launch(masks=True)
+    assert engine.launched
+    assert _stages(engine)[1:] == [Stage.DRAFT, Stage.VERIFY]
+    assert not _follows(engine)
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "length": {"count": 6},
+    "eos": {"count": 90, "stop_ids": tuple(range(0, V, 7))},
+    "stop": {"count": 40, "cut": lambda ids: 5 if len(ids) > 6 else None},
+    "context": {"count": 500, "length": LENGTH - 9},
+}
+
+
+@pytest.mark.parametrize("reason", ENDS)
+def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: str) -> None:
+    inside = 0
+    for seed in range(12):
+        engine = _engine(Machine(chance=0.9))
+        number = engine.add(_request(seed, **ENDS[reason], logprobs=0))
+        events = _drain(engine)
+        (result,) = (event.result for event in events if event.result)
+        assert result.reason == reason
+        assert [score.rank - 1 for score in result.scores] == result.ids
+        assert result.ids == _ids(events, number) or reason == "stop"
+        inside += events[-1].accepted + 1 > len(events[-1].ids)
+        assert (result.drafted, sum(event.accepted for event in events)) == (result.drafted, sum(result.accepted))
+        assert sum(event.drafted for event in events) == sum(result.drafted)
+        if reason == "context":
+            assert len(result.ids) == 9
+    assert inside > 3 or reason == "context"
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
+def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_on(ahead: bool) -> None:
+    whole = [_alone(_request(seed, 30)).ids for seed in (1, 2, 3, 4)]
+    runner = Machine()
+    runner.broken = 2
+    engine = _engine(runner)
+    numbers = [engine.add(_request(seed, 30)) for seed in (1, 2, 3, 4)]
+    events = _drain(engine, ahead)
+    results = {event.number: event.result for event in events if event.result}
+    # the token of position 17 is the thirteenth after a prompt of 5
+    expected = [whole[0], whole[1][:12], *whole[2:]]
+    assert [results[n].ids for n in numbers] == expected == [_ids(events, n) for n in numbers]
+    assert [results[n].reason for n in numbers] == ["length", "error", "length", "length"]
+    assert len(runner.cleared) == 1
+    assert results[numbers[1]].seconds > 0
+
+
+def test_limits_that_leave_no_token_end_their_request_only() -> None:
+    params = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
+    empty, other = _engine().run([_request(1, params=params), _request(2)])
+    assert (empty.ids, empty.reason) == ([4], "error")
+    assert "exclude" in empty.error or "leave" in empty.error
+    assert other.ids == _alone(_request(2)).ids
+
+
+def test_a_run_that_fails_leaves_the_engine_empty() -> None:
+    engine = _engine()
+
+    def stop(index: int, ids: list[int]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([_request(seed) for seed in range(5)], stop)
+    assert not engine.busy
+    engine.add(_request(1))
+    with pytest.raises(UserError, match="serving requests already"):
+        engine.run([_request(2)])
+
+
+class ByRequests:
+    """A k for each number of active requests, and whether steps were timed."""
+
+    def __init__(self, *ks: int) -> None:
+        self.ks, self.count, self.timed = ks, 0, list[bool]()
+
+    def choose(self) -> int:
+        return self.ks[self.count % len(self.ks)]
+
+    def ended(self, k: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
+        self.count += 1
+        self.timed.append(seconds is not None)
+
+
+def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported() -> None:
+    step_k: Any = ByRequests(3, 0, 1, 1, 3)
+    engine = _engine(step_k=step_k)
+    assert [r.ids for r in engine.run(REQUESTS)] == [result.ids for result in _expected()]
+    assert {key.k for key in _machine(engine).keys if key.stage is Stage.STEP} == {0, 1, 3} == engine.ks()
+    assert {*step_k.timed} == {True, False}, "a full-sampling step may run two graphs"
+
+
+@pytest.mark.parametrize(
+    ("limit", "host", "ks"),
+    [(None, False, {0, 1, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
+)
+def test_the_graphs_that_a_request_may_run(limit: int | None, host: bool, ks: set[int]) -> None:
+    step_k: Any = ByRequests(3, 0)
+    assert _engine(step_k=step_k, config=dataclasses.replace(CONFIG, host_drafts=host)).ks(limit) == ks
+
+
+def test_a_step_has_the_limits_of_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slots that others have left, and where limits change while no slot does."""
+    seen = list[dict[int, int]]()
+    step = Machine._step
+
+    def watched(self: Machine, key: Any, inputs: Any) -> Any:
+        active = np.flatnonzero(inputs.block_table[:, 0])
+        seen.append({int(inputs.seeds[slot, 0]): int(inputs.k_limits[slot]) for slot in active})
+        return step(self, key, inputs)
+
+    monkeypatch.setattr(Machine, "_step", watched)
+    limits = {1: 3, 2: 1, 3: 3, 4: 0, 5: 2, 6: 2}
+    _engine().run([_request(seed, 6 + 5 * seed, k_limit=limit) for seed, limit in limits.items()])
+    assert {seed for some in seen for seed in some} == limits.keys()
+    assert all(limits[seed] == limit for some in seen for seed, limit in some.items())
+    seen.clear()
+    counts = iter([3, 1, 2, 0, 3, 1] * 20)
+    asked = list[int]()
+
+    def propose(slot: Slot, limit: int) -> list[int]:
+        asked.append(next(counts))
+        return [7] * asked[-1]
+
+    _engine(config=dataclasses.replace(CONFIG, host_drafts=True), propose=propose).run([_request(9, 30)])
+    assert [some[9] for some in seen] == asked
+
+
+def test_unused_slots_are_neutral_and_unchanged_inputs_are_the_same_arrays() -> None:
+    table = SlotTable(3)
+    two = [table.allocate(n, _request(0, params=Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n))) for n in range(2)]
+    table.free(0)
+    two[1].token, two[1].position, two[1].blocks = 8, 5, (3,)
+    inputs, row = table.step_inputs((2,), BLOCK), two[1].index
+    for name, own, neutral in (
+        ("input_ids", [8], [0]), ("positions", 5, 0), ("k_limits", 2, 0), ("block_table", [3], [0]),
+        ("sampling_params", [4, np.float32(0.9), 1.5], [0, 1, 0]), ("seeds", [1, 2], [0, 0]),
+    ):  # fmt: skip
+        assert getattr(inputs, name).tolist() == [own if i == row else neutral for i in range(3)]
+    again = table.step_inputs((2,), BLOCK)
+    assert all(getattr(again, n) is getattr(inputs, n) for n in ("sampling_params", "k_limits", "block_table"))
+    two[1].blocks += (7,)
+    assert table.step_inputs((2,), 2 * BLOCK).block_table[row].tolist() == [3, 7]
+    assert table.step_inputs((1,), BLOCK).k_limits[row] == 1
+    assert table.allocate(5, _request(1)).index == two[0].index
+
+
+CHUNKS = {
+    # first, length -> first, size, rows, keys
+    (0, 1): (0, 1, 128, 128), (0, 128): (0, 128, 128, 128), (0, 129): (0, 129, 256, 512),
+    (128, 400): (128, 256, 256, 512), (384, 400): (384, 16, 128, 512), (0, 127): (0, 127, 128, 128),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ids", "expected"), CHUNKS.items())
+def test_the_next_chunk(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
+    assert CONFIG.chunk(*ids) == Chunk(*expected)
+
+
+@pytest.mark.parametrize("sizes", [(128,), (128, 512, 2048), (128, 256)])
+def test_chunks_cover_a_prompt_and_fill_half_of_their_rows(sizes: tuple[int, ...]) -> None:
+    config = dataclasses.replace(CONFIG, max_len=4096, prompts=tuple((r, k) for r in sizes for k in (r, 4096)))
+    for length in (1, 127, 128, 129, 300, 700, 1023, 1024, 1025, 3000, 4095):
+        chunks = list(config.chunks(length))
+        assert [c.first for c in chunks] == [0, *(c.end for c in chunks[:-1])]
+        assert chunks[-1].end == length
+        assert all(2 * c.size >= c.rows or c.rows == sizes[0] for c in chunks)
+        assert all((c.rows, c.keys) in config.prompts and c.keys >= c.end for c in chunks)

@@ -1,0 +1,141 @@
+"""Incremental detokenization, stop strings, and a tokenizer that fails."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from model.errors import UserError
+from trnspec.engine.text import Detokenizer, Pieces, StopStrings, encode, ids_of_words, tokenizer_fault
+
+TEXT = "Zähle: 1, 2, 3, 😀 drei, vier — 5, 6. Ende, 1, 2 und 😀😀, fertig."
+
+
+def _bytes() -> Tokenizer:
+    """A token for each byte: characters of several are unfinished in between."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: n for n, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+BYTES = _bytes()
+IDS = encode(BYTES, TEXT)
+
+
+def test_the_text_is_that_of_all_tokens_without_unfinished_characters() -> None:
+    tokens = Detokenizer(BYTES)
+    for count, token in enumerate(IDS, 1):
+        tokens.append(token)
+        whole = BYTES.decode(list(IDS[:count]))
+        assert tokens.text == whole.rstrip("\ufffd")
+        assert tokens.ends[-1] == len(tokens.text) + whole.endswith("\ufffd")
+    assert tokens.text == TEXT
+
+
+def test_each_token_is_decoded_once() -> None:
+    """Twice the tokens take about twice the time, not four times."""
+    decoded = 0
+
+    class Counting:
+        def decode(self, ids: list[int]) -> str:
+            nonlocal decoded
+            decoded += len(ids)
+            return BYTES.decode(ids)
+
+    counting: Any = Counting()
+    stops = StopStrings(counting, ("nowhere",), 0)
+    for count in range(1, len(IDS) + 1):
+        assert stops(IDS[:count]) is None
+    assert decoded < 12 * len(IDS)
+
+
+def _cut(stops: tuple[str, ...], min_tokens: int = 0, step: int = 1) -> int | None:
+    cut = StopStrings(BYTES, stops, min_tokens)
+    return next((kept for n in range(1, len(IDS) + 1, step) if (kept := cut(IDS[:n])) is not None), None)
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_stop_string_cuts_before_it_wherever_it_is(step: int) -> None:
+    rng = random.Random(1)
+    for _ in range(60):
+        begin = rng.randrange(len(TEXT) - 6)
+        stops = tuple(TEXT[b : b + rng.randint(1, 5)] for b in (begin, rng.randrange(len(TEXT) - 6)))
+        end = min(TEXT.index(stop) + len(stop) for stop in stops)
+        first = min(TEXT.index(stop) for stop in stops if stop in TEXT[:end])
+        assert _cut(stops, step=step) == len(TEXT[:first].encode())
+
+
+@pytest.mark.parametrize("min_tokens", [0, 1, 9, 10, 30])
+def test_a_stop_string_before_min_tokens_is_no_end_and_the_next_one_is(min_tokens: int) -> None:
+    """As vLLM: the first occurrence that ends after so many tokens."""
+    raw = TEXT.encode()
+    at = next(n for n in range(len(raw)) if raw[n : n + 1] == b"," and n + 1 > min_tokens)
+    assert _cut((",",), min_tokens) == at
+    assert _cut((", 2",), len(raw)) is None
+
+
+def test_pieces_join_to_the_kept_text_and_show_no_stop_string() -> None:
+    rng = random.Random(2)
+    for _ in range(60):
+        begin = rng.randrange(len(TEXT) - 6)
+        stop = TEXT[begin : begin + rng.randint(1, 5)]
+        cut, pieces, shown = StopStrings(BYTES, (stop,), 0), Pieces(BYTES, (stop,)), ""
+        for count in range(1, len(IDS) + 1):
+            if (kept := cut(IDS[:count])) is not None:
+                break
+            shown += pieces.feed(IDS[count - 1 : count])
+        assert kept is not None
+        text = BYTES.decode(list(IDS[:kept]))
+        assert text.startswith(shown)
+        assert shown + pieces.end(text) == text == TEXT[: TEXT.index(stop)]
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(UserError, match="a stop string is empty"):
+        StopStrings(BYTES, ("a", ""), 0)
+
+
+def test_bad_words_count_at_the_beginning_and_after_a_blank() -> None:
+    assert ids_of_words(BYTES, ["ab", (5, 6)]) == (encode(BYTES, "ab"), (5, 6))
+    words = Tokenizer(models.WordLevel({"x": 0, "ab": 1, " ab": 2}, unk_token="x"))
+    assert ids_of_words(words, ["ab"]) == ((1,), (2,))
+
+
+class _Panic(BaseException):
+    """What pyo3 raises for a panic of Rust code: no Exception."""
+
+
+_Panic.__name__ = "PanicException"
+
+
+def test_a_panic_of_the_library_is_a_sentence_and_an_interrupt_is_not() -> None:
+    class Failing:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def encode(self, *_: Any, **__: Any) -> None:
+            raise self.error
+
+    for error in (_Panic("called `Result::unwrap()`"), Exception("bad regex")):
+        failing: Any = Failing(error)
+        with pytest.raises(UserError, match=r"the tokenizers library failed \((called|bad regex)"):
+            encode(failing, "zzz")
+    interrupted: Any = Failing(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        encode(interrupted, "zzz")
+
+
+def test_a_tokenizer_that_cannot_be_used_is_named() -> None:
+    good = BYTES.to_str().encode()
+    assert tokenizer_fault(good, 256) == ""
+    assert "has the id 255, the model's ids are 0 to 254" in tokenizer_fault(good, 255)
+    begin = time.monotonic()
+    for bad in (b"", b"{}", good[:-9], b"\xff" + good, b"[1, 2]"):
+        assert tokenizer_fault(bad, 256).startswith("cannot be used: the tokenizers library failed")
+    assert time.monotonic() - begin < 10

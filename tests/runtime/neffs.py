@@ -1,0 +1,45 @@
+"""Bundles with NEFFs for the stand-in of nrtpy, as `compile.neuron` adds them beside the stand-in's compiler."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from compile.neuron import sdk
+from compile.neuron.__main__ import extend
+from tests.compile import fake_sdk
+from tests.stand_ins import PACKAGES
+from tests.stand_ins.packages.nrtpy import neff
+from trnspec.bundle import hlo
+from trnspec.bundle.opening import Bundle, read_bundle
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
+    """A copy of a bundle in a folder, with the NEFF of each graph."""
+    copy = Path(shutil.copytree(bundle.path, folder / bundle.path.name))
+
+    def compile_hlo(hlo_file: Path, out: Path, log: Path, flags: str, folder: Path) -> None:
+        proto = hlo_file.read_bytes()
+        entry = hlo.entry(hlo.parse(proto))
+        parameters = sorted(
+            (i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number
+        )
+        root = next(i for i in entry.instructions if i.id == entry.root_id)
+        out.write_bytes(neff(proto, [hlo.io_names(p)[0] for p in parameters], hlo.io_names(root)))
+
+    fake_sdk.write_compiler(folder / "bin")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(folder / "bin"), prepend=":")
+        patch.setattr(sdk, "compile_hlo", compile_hlo)
+        extend(read_bundle(copy))
+    return read_bundle(copy)
+
+
+def find_stand_ins(patch: pytest.MonkeyPatch, folder: Path = PACKAGES) -> None:
+    """Let processes that are started from here find the stand-ins."""
+    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT))))

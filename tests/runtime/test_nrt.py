@@ -1,0 +1,236 @@
+"""The runner of NEFFs over a stand-in of nrtpy: a process a rank, caches in place, and the end of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile.build import build
+from model.errors import UserError
+from model.graph_io import StepOutputs
+from tests.compile.run_requests import REQUESTS
+from tests.ended import check_end
+from tests.engine.ahead import ids_ahead
+from tests.model.family import family_spec, graphs
+from tests.runtime.neffs import find_stand_ins, with_neffs
+from tests.stand_ins.packages import nrtpy
+from trnspec.bundle.opening import Bundle, read_bundle
+from trnspec.bundle.plan import is_cache
+from trnspec.engine.async_engine import AsyncEngine
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Result
+from trnspec.runtime import ranks
+from trnspec.runtime.nrt import NrtRunner, Output, _cores
+from trnspec.runtime.nrt_rank import RankWorker
+from trnspec.runtime.runner import Runner
+
+
+@pytest.fixture(autouse=True)
+def _found(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_stand_ins(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def of_two_ranks(family: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A chain's bundle of two ranks."""
+    bundle = read_bundle(build(family_spec(family, "chain", tp=2)))
+    return with_neffs(bundle, tmp_path_factory.mktemp("two"))
+
+
+def _served(held: Runner, asking: bool = False) -> list[Result]:
+    requests = [replace(r, logprobs=2) if asking else r for r in REQUESTS]
+    return Engine(held, engine_config(held.bundle)).run(requests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["eagle3", "ngram"])
+def test_the_tokens_are_those_of_the_cpu(drafter: str, family: Path, tmp_path: Path) -> None:
+    expected = graphs(family, drafter)
+    with closing(NrtRunner(with_neffs(expected.bundle, tmp_path))) as held:
+        found, wanted = _served(held), _served(expected)
+        assert [r.ids for r in found] == [r.ids for r in wanted]
+        assert [r.accepted for r in found] == [r.accepted for r in wanted]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [2, 4])
+def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, family: Path, tmp_path: Path) -> None:
+    one, several = graphs(family, "chain"), read_bundle(build(family_spec(family, "chain", tp=tp)))
+    with closing(NrtRunner(with_neffs(several, tmp_path))) as held:
+        assert [r.ids for r in _served(held)] == [r.ids for r in _served(one)]
+        ids, followed = ids_ahead(AsyncEngine(held, engine_config(several)), REQUESTS)
+        assert ids == [r.ids for r in _served(one)]
+        assert followed > 2
+
+
+def test_an_output_is_ready_when_its_run_has_ended() -> None:
+    run = Future[Any]()
+    outputs = StepOutputs(*(Output(run, index) for index in range(3)))
+    assert not outputs.ready
+    run.set_result([np.zeros(1)] * 3)
+    assert outputs.ready
+    assert StepOutputs(*[np.zeros(1)] * 3).ready, "the host's own arrays are"
+
+
+@pytest.mark.slow
+def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path) -> None:
+    expected = graphs(family, "chain")
+    with closing(NrtRunner(with_neffs(expected.bundle, tmp_path))) as held:
+        found, wanted = _served(held, asking=True), _served(expected, asking=True)
+    assert [r.ids for r in found] == [r.ids for r in wanted]
+    assert [r.scores for r in found] == [r.scores for r in wanted]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:
+    held = NrtRunner(of_two_ranks)
+    processes = held._ranks.processes
+    engine, steps = Engine(held, engine_config(of_two_ranks)), 0
+
+    def kill(index: int, ids: list[int]) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            os.kill(processes[1].pid, signal.SIGKILL)
+
+    with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; read what it wrote .*start again$"):
+        engine.run([replace(r, max_new_tokens=100) for r in REQUESTS], kill)
+    assert steps >= 4
+    with pytest.raises(UserError, match="rank 1 of 2"):
+        held._ranks.broadcast("ready")
+    assert all(process.poll() is not None for process in processes)
+    held.close()
+
+
+@pytest.mark.slow
+def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
+    of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who hears of it may end this process, and with it the thread that ends the others."""
+    known, kill = list[object](), ranks.Ranks._kill
+
+    def noted(held: ranks.Ranks) -> None:
+        known.append(held._error)
+        kill(held)
+
+    monkeypatch.setattr(ranks.Ranks, "_kill", noted)
+    held = NrtRunner(of_two_ranks)
+    held._ranks.processes[1].kill()
+    with pytest.raises(UserError, match="rank 1 of 2"):
+        held._ranks.broadcast("ready")
+    held.close()
+    assert known[0] is None
+
+
+_FAILS = """
+import sys, time
+from multiprocessing.connection import Connection
+from trnspec.runtime.ranks import Failure
+pipe = Connection(int(sys.argv[1]))
+number = pipe.recv()[0]
+if sys.argv[2] == "0":
+    pipe.send((number, Failure("failed")))
+    pipe.recv()
+time.sleep(0.2)
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_fails_because_of_one_that_ended_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 fails before rank 1, which was the cause, is gone."""
+    (tmp_path / "fails.py").write_text(_FAILS, encoding="utf-8")
+    find_stand_ins(monkeypatch, tmp_path)
+    monkeypatch.setattr(ranks, "_FAILURE_GRACE_S", 3)
+    said = r"^rank 1 of 2 ended with status 3; read what it wrote before this"
+    with closing(ranks.Ranks("fails", [], [os.environ] * 2)) as two, pytest.raises(UserError, match=said):
+        two.broadcast("ready")
+
+
+_HOLDS = """
+import sys
+from pathlib import Path
+from trnspec.bundle.opening import read_bundle
+from trnspec.runtime.nrt import NrtRunner
+held = NrtRunner(read_bundle(Path(sys.argv[1])))
+print(*(process.pid for process in held._ranks.processes), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> None:
+    command = [sys.executable, "-c", _HOLDS, str(of_two_ranks.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        ranks = list(map(int, holder.stdout.readline().split()))
+        assert [b"nrt_rank" in Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks] == [True, True]
+        holder.kill()
+    for rank in ranks:
+        check_end(rank, 60)
+
+
+@pytest.fixture
+def chain(family: Path, tmp_path: Path) -> Iterator[NrtRunner]:
+    with closing(NrtRunner(with_neffs(graphs(family, "chain").bundle, tmp_path))) as held:
+        yield held
+
+
+@pytest.mark.slow
+def test_a_fault_of_a_rank_is_a_sentence(chain: NrtRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NEFF that the runtime refuses, as one for a different target."""
+    key = chain.bundle.graphs[0].key
+    monkeypatch.setattr(type(chain.bundle), "read", lambda self, name: b"NOT A NEFF")
+    with pytest.raises(UserError, match=r"^rank 0 of 1 failed \(NrtError: NRT_FAILURE \(6\): .*start again$"):
+        chain.prepare(key)
+
+
+@pytest.mark.slow
+def test_what_a_request_leaves_is_cleared(family: Path) -> None:
+    """Of the caches its blocks, of the counts its slot; what others hold stays."""
+    bundle = graphs(family, "chain").bundle
+    rank = RankWorker(0, str(bundle.path), bundle.manifest.digest, nrtpy)
+    cache = next(name for name in rank._state if is_cache(name))
+    for name, array in ((name, tensor.numpy()) for name, tensor in rank._state.items()):
+        array[...] = np.nan if name == cache else 7
+        rank._state[name].write_from_numpy(array)
+    rank.clear(1, [2, 3])
+    finite = np.isfinite(rank._state[cache].numpy()).all((1, 2, 3))
+    assert finite.nonzero()[0].tolist() == [2, 3]
+    assert all((tensor.numpy() == 7).all() for name, tensor in rank._state.items() if name != cache)
+
+
+@pytest.mark.slow
+def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"holds no NEFF of each graph \(neff: none\); run python -m compile.neuron"):
+        NrtRunner(graphs(family, "chain").bundle)
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "3")
+    with pytest.raises(UserError, match="names 1 cores, the bundle has 2 ranks"):
+        NrtRunner(of_two_ranks)
+    assert _cores("0-2,8") == [0, 1, 2, 8]
+    with pytest.raises(UserError, match="VISIBLE_CORES is 'all'; write numbers"):
+        _cores("all")
+    monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with pytest.raises(UserError, match=r"rank . of 2 failed \(ModuleNotFoundError: No module named 'nrtpy'"):
+        NrtRunner(of_two_ranks)
+
+
+@pytest.mark.slow
+def test_a_bundle_that_was_exchanged_meanwhile_is_refused(of_two_ranks: Bundle) -> None:
+    other = replace(of_two_ranks, manifest=replace(of_two_ranks.manifest, digest="0" * 64))
+    with pytest.raises(UserError, match="found a different bundle in"):
+        NrtRunner(other)

@@ -1,0 +1,101 @@
+"""The facts of a bundle that the engine needs, and the chunks that a prompt runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from model.cache import KEY_TILE
+from model.graph_key import GraphKey
+from trnspec.bundle.opening import Bundle
+
+
+class Chunk(NamedTuple):
+    """`size` tokens of a prompt from position `first` on, in the graph of `rows` rows that attends `keys` positions."""
+
+    first: int
+    size: int
+    rows: int
+    keys: int
+
+    @property
+    def end(self) -> int:
+        """The position after it."""
+        return self.first + self.size
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The limits of a bundle's graphs.
+
+    `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included. `prompts`: (rows, keys) of
+    the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step. `min_last_chunk`: tokens before a
+    prompt's end that its last chunk must hold, for a drafter that reads them there.
+    """
+
+    ks: tuple[int, ...]
+    batch: int
+    max_len: int
+    buckets: tuple[int, ...]
+    vocab_size: int
+    pool: int
+    prompts: tuple[tuple[int, int], ...]
+    host_drafts: bool = False
+    min_last_chunk: int = 0
+
+    @property
+    def k(self) -> int:
+        """The most drafts of a step."""
+        return self.ks[-1] if self.ks else 0
+
+    def graph_k(self, drafts: int, full_sampling: bool = False) -> int:
+        """The k of the smallest graph for this number of drafts; full-sampling graphs have 0 and the largest k."""
+        return next(k for k in ((0, self.k) if full_sampling else (0, *self.ks)) if k >= drafts)
+
+    def bucket(self, length: int) -> int:
+        """The smallest bucket for this number of positions, or the largest one."""
+        return next((bucket for bucket in self.buckets if length <= bucket), self.max_len)
+
+    def blocks(self, length: int) -> int:
+        """The KV blocks of this number of positions, at most those of a sequence."""
+        return -(-min(length, self.max_len) // KEY_TILE)
+
+    def chunk(self, first: int, length: int) -> Chunk:
+        """The next chunk of a prompt of `length` tokens whose first ones are cached.
+
+        Its graph is the smallest that holds the rest, if that fills half of it, else the largest that is filled.
+        """
+        first = min(first, max(0, length - self.min_last_chunk))
+        left, sizes = length - first, sorted({rows for rows, _ in self.prompts})
+        whole = next((rows for rows in sizes if left <= rows <= max(2 * left, sizes[0])), 0)
+        rows = whole or max(rows for rows in sizes if rows <= left)
+        size = min(left, rows)
+        return Chunk(first, size, rows, min(keys for r, keys in self.prompts if r == rows and keys >= first + size))
+
+    def chunks(self, length: int) -> Iterator[Chunk]:
+        """The chunks of a prompt of this length."""
+        first = 0
+        while first < length:
+            yield (chunk := self.chunk(first, length))
+            first = chunk.end
+
+    def has(self, key: GraphKey) -> bool:
+        """Whether a request may run this graph, by the keys that it attends."""
+        return (key.rows, key.bucket) in self.prompts if key.is_prefill else key.bucket in self.buckets
+
+
+def engine_config(bundle: Bundle) -> EngineConfig:
+    """The configuration of an engine for a bundle."""
+    spec = bundle.spec
+    return EngineConfig(
+        spec.ks,
+        spec.batch,
+        spec.max_len,
+        spec.buckets,
+        spec.target_config.vocab_size,
+        spec.pool,
+        spec.prompts,
+        spec.host_drafts,
+        spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0,
+    )

@@ -1,0 +1,40 @@
+"""The graphs that a request may run, loaded before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from model.graph_key import GraphKey
+from model.progress import progress
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Request
+
+
+def prepare_graphs(engine: Engine, requests: Iterable[Request]) -> None:
+    """Load every graph that these requests may run, so that no token waits for a compiler.
+
+    Each also runs once, which takes long the first time, unless requests are active, whose state that would change.
+    """
+    keys = dict.fromkeys(key for request in requests for key in graphs_of(engine, request))
+    if missing := [key for key in keys if key not in engine.runner.loaded]:
+        with progress("compiling graphs", len(missing), "graphs") as task:
+            for key in missing:
+                engine.runner.prepare(key, warm=not engine.busy)
+                task.advance()
+
+
+def graphs_of(engine: Engine, request: Request) -> Iterator[GraphKey]:
+    """The graphs that a request may run by itself."""
+    config, length, full_sampling = engine.config, len(request.ids), request.full_sampling
+    ks = engine.ks(request.k_limit, full_sampling, length + request.max_new_tokens >= config.max_len)
+    last = min(length + request.max_new_tokens + config.k, config.max_len)
+    buckets = [bucket for bucket in config.buckets if length < bucket <= config.bucket(last)]
+    prompts = {(chunk.rows, chunk.keys) for chunk in config.chunks(length)}
+    for key in engine.runner.bundle.plan.by_key:
+        if key.is_prefill:
+            needed = (key.rows, key.bucket) in prompts
+        else:
+            filters = key.asking or key.filters == request.params.filters
+            needed = key.k in ks and key.bucket in buckets and filters
+        if needed and key.asking == full_sampling:
+            yield key

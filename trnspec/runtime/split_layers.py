@@ -1,0 +1,81 @@
+"""Splits fused launches that sum over ranks, so that the simulator can run them on a CPU.
+
+XLA:CPU gives a custom call memory and text, but no rank, and a call that waited for other ranks would block a thread of
+the client. So a launch of several layers becomes the launches of each layer's halves, which have its bits
+(tests/nki_kernels/layer/test_layers.py), with all-reduces of the graph between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from model.nki.launches import API_VERSION, TARGET, Groups, Launch, Result, filled, from_text, to_text
+from trnspec.runtime.jax_compat import ir, operations, stablehlo
+
+# a value of the graph, and its shape and dtype
+Operand = tuple[Any, Result]
+
+
+def split(module: ir.Module) -> None:
+    """Replace every launch of a parsed module that sums over ranks."""
+    for operation in list(operations(module.operation)):
+        if operation.name == "stablehlo.custom_call" and _text(operation, "call_target_name") == TARGET:
+            launch, declared = from_text(_text(operation, "backend_config"))
+            count, groups = launch.sums
+            if count:
+                operands = list(zip(operation.operands, declared, strict=True))
+                _split(operation, filled(launch.arguments, operands), groups)
+
+
+def _text(operation: Any, attribute: str) -> str:
+    return ir.StringAttr(operation.attributes[attribute]).value
+
+
+def _split(operation: Any, arguments: Sequence[Any], groups: Groups) -> None:
+    x, layers, cos, sin, positions, table, _, eps = arguments
+    caches: list[Any] = []
+    with ir.InsertionPoint(operation), operation.location:
+        for gamma, k_norm, q_norm, qkv, out, mlp_gamma, gate_up, down, *pools in layers:
+            attention = (x, gamma, k_norm, q_norm, qkv, out, cos, sin, *pools, positions, table, eps)
+            partial, *written = _call("decode_attention", attention, x, (8, 9))
+            caches += written
+            x = _residual(x, partial, groups)
+            (partial,) = _call("decode_mlp", (x, mlp_gamma, gate_up, down, eps), x)
+            x = _residual(x, partial, groups)
+    for use in list(operation.results[0].uses):
+        index = ir.IntegerAttr(use.owner.attributes["index"]).value
+        use.owner.results[0].replace_all_uses_with((x[0], *caches)[index])
+        use.owner.erase()
+    operation.erase()
+
+
+def _call(kernel: str, arguments: Sequence[Any], like: Operand, aliased: tuple[int, ...] = ()) -> list[Any]:
+    """The results of a half's launch: a partial sum with the rows' shape, and the operands that it writes."""
+    operands = [a for a in arguments if isinstance(a, tuple)]
+    named = [f"#{operands.index(a)}" if isinstance(a, tuple) else a for a in arguments]
+    launch, values = Launch(kernel, named, (like[1],), aliased), [value for value, _ in operands]
+    aliases = [
+        stablehlo.OutputOperandAlias.get(output_tuple_indices=[at + 1], operand_index=number, operand_tuple_indices=[])
+        for at, number in enumerate(aliased)
+    ]
+    call = stablehlo.CustomCallOp(
+        [like[0].type, *(values[number].type for number in aliased)], values, TARGET,
+        backend_config=ir.StringAttr.get(to_text(launch, [declared for _, declared in operands])),
+        api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), API_VERSION),
+        output_operand_aliases=ir.ArrayAttr.get(aliases),
+    )  # fmt: skip
+    return list(call.results)
+
+
+def _residual(x: Operand, partial: Any, groups: Groups) -> Operand:
+    """x plus the all-reduced partial sums."""
+    ranks = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))  # type: ignore[call-overload]
+    reduce = stablehlo.AllReduceOp([partial.type], [partial], ranks)
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(partial.type).element_type)
+    body = reduce.regions[0].blocks.append(scalar, scalar)
+    with ir.InsertionPoint(body):
+        stablehlo.return_([stablehlo.add(*body.arguments)])
+    return stablehlo.add(x[0], reduce.results[0]), x[1]
