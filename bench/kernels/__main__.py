@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.kernels.case import Case
-from bench.kernels.cases import CASES, PROMPT_ATTENTION
-from bench.kernels.explain import bound_ns, explained, prompt_bound_ns, sums_ns
+from bench.kernels.cases import CASES
+from bench.kernels.explain import explained, prompt_bound_ns, sums_ns
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
@@ -103,14 +103,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def explain(case: Case) -> str:
-    """The critical path of a case by stage; for attention, also the bound of every order of steps."""
+    """The critical path of a case by stage, and the bounds of collectives and of prompt attention."""
     events = case.recorded().events
     lines = [case.full_name, "", explained(events)]
     if case.ranks:
         lines += ["", f"No schedule of its sums over ranks takes less than {sums_ns(events) / 1e3:.2f} us (simulated)."]
     if case.dims:
-        bound = prompt_bound_ns if case in PROMPT_ATTENTION else bound_ns
-        lines += ["", f"No order of steps takes less than {bound(case.dims, case.lnc) / 1e3:.2f} us (simulated)."]
+        bound = prompt_bound_ns(case.dims, case.lnc)
+        lines += ["", f"No order of steps takes less than {bound / 1e3:.2f} us (simulated)."]
     return "\n".join(lines)
 
 

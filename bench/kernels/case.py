@@ -23,7 +23,7 @@ class Case:
 
     `name` says the dims (B4-S8192-N8-bf16); `kernel` is jitted and gets `arguments()` as positional
     arguments on `lnc` cores; `cost()` gives the bytes and operations that the work needs at least. `dims` are those of
-    attention, whose time has a bound. `ranks` sum by collectives; one of them is simulated.
+    prompt attention, whose time has a bound. `ranks` sum by collectives; one of them is simulated.
     """
 
     name: str

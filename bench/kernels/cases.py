@@ -46,9 +46,7 @@ def _verify(dims: tuple[int, ...], lnc: int = 1) -> Case:
     batch, heads, kv_heads, count, slots, dim, itemsize = dims
     d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
     name = f"B{batch}-H{heads}-G{kv_heads}-S{slots}-N{count}-D{dim}-" + ("bf16" if itemsize == 2 else "fp32")
-    return Case(
-        name, verify_attention_kernel, partial(verify_arguments, d), partial(roofline.verify_attention, d), lnc, d
-    )
+    return Case(name, verify_attention_kernel, partial(verify_arguments, d), partial(roofline.verify_attention, d), lnc)
 
 
 def block_case(shard: Shard, lnc: int = 1) -> Case:

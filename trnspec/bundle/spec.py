@@ -26,7 +26,7 @@ MAX_K = 31
 # layers of a launch. neuronx-cc refuses graphs of over 5 million instructions (its message in aws-neuron-sdk's issue
 # 819), and users report 150,000 to 300,000 for one operation (NCC_EXTP003): a layer of the 32B has 1,100
 MAX_LAYERS = 128
-# the default: each further launch costs 15 us (docs/decode_layer.md)
+# the default: each further launch costs 15 us (docs/kernels.md)
 LAYERS = 16
 # rows of the prompts' graphs, up to max_len
 CHUNKS = (128, 512, 2048)
