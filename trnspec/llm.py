@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from model.errors import UserError
 from trnspec.bundle.opening import read_bundle
@@ -123,7 +123,8 @@ class LLM:
         A prompt is text or token ids; `params` are for all prompts or one for each; `options` are those of `request`.
         Raises UserError for what the bundle cannot serve, and if a single prompt ends with an error.
         """
-        prompts, single = ([prompt], True) if _is_single(prompt) else (prompt, False)
+        single = _is_single(prompt)
+        prompts: Sequence[Any] = [prompt] if single else prompt
         if single and not isinstance(params, Params):
             raise UserError(f"{len(params)} Params came for one prompt; give one")
         each = [params] * len(prompts) if isinstance(params, Params) else list(params)
@@ -230,6 +231,6 @@ class LLM:
         return output
 
 
-def _is_single(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
+def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     # no prompts at all are an empty batch
     return isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))

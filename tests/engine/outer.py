@@ -38,6 +38,8 @@ class Outer:
     scores: list[list[Score]] = field(default_factory=list)
     # a request accepted more drafts than it may
     over_limit: bool = False
+    drafted: int = 0
+    accepted: int = 0
     prompt_scores: list[tuple[Score, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Outer:
         request = self.running[event.number]
         limit = self.requests[request.index].k_limit
         self.over_limit |= limit is not None and event.accepted > limit
+        self.drafted, self.accepted = self.drafted + event.drafted, self.accepted + event.accepted
         self.sampled[request.index] += event.ids
         self.scores[request.index] += event.scores
         self.prompt_scores[request.index] += event.prompt_scores

@@ -154,7 +154,7 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
         "slice(0,",
     ),
     "a block table for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.blocks)", "slot.index"),
-    "limits for good": (SlotTable, "_fixed_inputs", "(limits, tuple(", "(1, tuple("),
+    "limits for good": (SlotTable, "_fixed_inputs", "(limits, indices), lambda", "indices, lambda"),
     "sampling parameters for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.number)", "slot.index"),
     "blocks for one step": (AsyncEngine, "launch_next", "self._has_blocks(batch, 2)", "self._has_blocks(batch, 1)"),
     "a chunk one token late": (Engine, "_next_chunk", "slot.cached = chunk.end", "slot.cached = chunk.end + 1"),

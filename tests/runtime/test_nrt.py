@@ -22,8 +22,8 @@ from model.graph_io import StepOutputs
 from tests.compile.run_requests import REQUESTS
 from tests.ended import check_end
 from tests.engine.ahead import ids_ahead
-from tests.model.family import DRAFTERS, family_spec, graphs
-from tests.model.neffs import find_stand_ins, with_neffs
+from tests.model.family import family_spec, graphs
+from tests.runtime.neffs import find_stand_ins, with_neffs
 from tests.stand_ins.packages import nrtpy
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.plan import is_cache
@@ -54,8 +54,9 @@ def _served(held: Runner, asking: bool = False) -> list[Result]:
     return Engine(held, engine_config(held.bundle)).run(requests)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_every_drafter_emits_the_ids_of_the_cpu(drafter: str, family: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["eagle3", "ngram"])
+def test_the_tokens_are_those_of_the_cpu(drafter: str, family: Path, tmp_path: Path) -> None:
     expected = graphs(family, drafter)
     with closing(NrtRunner(with_neffs(expected.bundle, tmp_path))) as held:
         found, wanted = _served(held), _served(expected)
@@ -63,6 +64,7 @@ def test_every_drafter_emits_the_ids_of_the_cpu(drafter: str, family: Path, tmp_
         assert [r.accepted for r in found] == [r.accepted for r in wanted]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tp", [2, 4])
 def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, family: Path, tmp_path: Path) -> None:
     one, several = graphs(family, "chain"), read_bundle(build(family_spec(family, "chain", tp=tp)))
@@ -82,6 +84,7 @@ def test_an_output_is_ready_when_its_run_has_ended() -> None:
     assert StepOutputs(*[np.zeros(1)] * 3).ready, "the host's own arrays are"
 
 
+@pytest.mark.slow
 def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path) -> None:
     expected = graphs(family, "chain")
     with closing(NrtRunner(with_neffs(expected.bundle, tmp_path))) as held:
@@ -90,6 +93,7 @@ def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path)
     assert [r.scores for r in found] == [r.scores for r in wanted]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:
     held = NrtRunner(of_two_ranks)
     processes = held._ranks.processes
@@ -110,6 +114,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> No
     held.close()
 
 
+@pytest.mark.slow
 def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
     of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +171,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> None:
     command = [sys.executable, "-c", _HOLDS, str(of_two_ranks.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -183,6 +189,7 @@ def chain(family: Path, tmp_path: Path) -> Iterator[NrtRunner]:
         yield held
 
 
+@pytest.mark.slow
 def test_a_fault_of_a_rank_is_a_sentence(chain: NrtRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NEFF that the runtime refuses, as one for a different target."""
     key = chain.bundle.graphs[0].key
@@ -205,6 +212,7 @@ def test_what_a_request_leaves_is_cleared(family: Path) -> None:
     assert all((tensor.numpy() == 7).all() for name, tensor in rank._state.items() if name != cache)
 
 
+@pytest.mark.slow
 def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"holds no NEFF of each graph \(neff: none\); run python -m compile.neuron"):
         NrtRunner(graphs(family, "chain").bundle)
@@ -220,6 +228,7 @@ def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, mon
         NrtRunner(of_two_ranks)
 
 
+@pytest.mark.slow
 def test_a_bundle_that_was_exchanged_meanwhile_is_refused(of_two_ranks: Bundle) -> None:
     other = replace(of_two_ranks, manifest=replace(of_two_ranks.manifest, digest="0" * 64))
     with pytest.raises(UserError, match="found a different bundle in"):

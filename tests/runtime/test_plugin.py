@@ -14,7 +14,7 @@ import pytest
 from model.errors import UserError
 from tests.compile.run_requests import REQUESTS
 from tests.model.family import graphs
-from tests.model.neffs import ROOT, find_stand_ins
+from tests.runtime.neffs import ROOT, find_stand_ins
 from tests.stand_ins import PLUGIN
 from trnspec.bundle.compiler_flags import flag_tag
 from trnspec.bundle.manifest import Compiler
@@ -39,6 +39,7 @@ def _expected(held: XlaRunner) -> list[list[int]]:
     return [r.ids for r in Engine(held, engine_config(held.bundle)).run(REQUESTS)]
 
 
+@pytest.mark.slow
 def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path) -> None:
     held = graphs(family, "chain", tp=2)
     facts = _run("tests.runtime.run_plugin", "ids", str(held.bundle.path))
@@ -52,6 +53,7 @@ def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path) ->
     }
 
 
+@pytest.mark.slow
 def test_a_graph_is_stored_by_one_process_and_loaded_by_another(family: Path, tmp_path: Path) -> None:
     held, file = graphs(family, "chain"), tmp_path / "executable"
     assert _run("tests.runtime.run_plugin", "store", str(held.bundle.path), str(file))["bytes"] > 1000
@@ -61,6 +63,7 @@ def test_a_graph_is_stored_by_one_process_and_loaded_by_another(family: Path, tm
     assert not [name for name in facts["compiled"] if "prefill_k" in name]
 
 
+@pytest.mark.slow
 def test_the_device_check_s_step_runs_compiles_stores_and_loads(tmp_path: Path) -> None:
     facts = _run("compile.device_check", "--only", "pjrt", "--out", str(tmp_path))
     assert facts["version"] == "PJRT C API cpu"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.model.demo_bundle import PROMPTS, graphs
-from tests.model.neffs import find_stand_ins, with_neffs
+from tests.runtime.neffs import find_stand_ins, with_neffs
 from tests.serve.server import NO_VLLM, Server, model_name, served
 from trnspec.llm import LLM, Params
 

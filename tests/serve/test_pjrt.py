@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.model.demo_bundle import graphs
-from tests.model.neffs import find_stand_ins
+from tests.runtime.neffs import find_stand_ins
 from tests.serve.server import NO_VLLM, Server, served
 from tests.serve.test_nrt import DRAWN, check_ids
 from tests.stand_ins import PLUGIN

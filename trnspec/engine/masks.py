@@ -7,6 +7,7 @@ first n drafts, so that a step emits the tokens that steps of one token would em
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,9 @@ def mask_fn(request: Request, vocab_size: int) -> MaskFn | None:
     params, grammar = request.params, request.allowed
     if not params.masks:
         return grammar
-    words = [tuple(word) for word in params.bad_words if len(word) > 1]
-    never = [word[0] for word in params.bad_words if len(word) == 1]
+    # ids, once `LLM` has tokenized text
+    words: list[tuple[Any, ...]] = [tuple(word) for word in params.bad_words]
+    never = [word[0] for word in words if len(word) == 1]
     always = mask_of(params.allowed_token_ids or range(vocab_size), vocab_size) & ~mask_of(never, vocab_size)
     not_ended = always & ~mask_of(request.ends or request.stop_ids, vocab_size)
 
@@ -66,7 +68,7 @@ def mask_fn(request: Request, vocab_size: int) -> MaskFn | None:
             if of_grammar is None:
                 return None
             mask = mask & _checked(of_grammar, len(mask))
-        last = [word[-1] for word in words if tuple(ids[len(ids) + 1 - len(word) :]) == word[:-1]]
+        last = [word[-1] for word in words if len(word) > 1 and tuple(ids[len(ids) + 1 - len(word) :]) == word[:-1]]
         return mask & ~mask_of(last, vocab_size) if last else mask
 
     return allowed

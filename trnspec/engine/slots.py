@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -153,33 +153,30 @@ class SlotTable:
     def _fixed_inputs(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
         """Sampling parameters, limits and block table; the same arrays as before where nothing has changed."""
         decoding = self.decoding
+        indices = tuple(slot.index for slot in decoding)
+        tables = tuple((slot.index, slot.blocks) for slot in decoding)
+        numbers = tuple((slot.index, slot.number) for slot in self.active)
+        inputs = self._cached("sampling", numbers, lambda: _sampling_inputs(self.active, self.batch))
+        inputs |= self._cached("k_limits", (limits, indices), lambda: {"k_limits": self._limits(limits, indices)})
+        return inputs | self._cached(f"table {bucket}", tables, lambda: {"block_table": self._table(bucket)})
 
-        def sampling() -> dict[str, np.ndarray]:
-            return _sampling_inputs(self.active, self.batch)
+    def _cached(self, name: str, state: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        if name not in self._fixed or self._fixed[name][0] != state:
+            self._fixed[name] = state, make()
+            for array in self._fixed[name][1].values():
+                array.flags.writeable = False
+        return dict(self._fixed[name][1])
 
-        def k_limits() -> dict[str, np.ndarray]:
-            limits_B = np.zeros(self.batch, np.int32)
-            limits_B[[slot.index for slot in decoding]] = limits
-            return {"k_limits": limits_B}
+    def _limits(self, limits: tuple[int, ...], indices: tuple[int, ...]) -> np.ndarray:
+        limits_B = np.zeros(self.batch, np.int32)
+        limits_B[list(indices)] = limits
+        return limits_B
 
-        def table() -> dict[str, np.ndarray]:
-            table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
-            for slot in decoding:
-                table_BL[slot.index] = _table_row(slot, table_BL.shape[1])
-            return {"block_table": table_BL}
-
-        inputs: dict[str, np.ndarray] = {}
-        for name, state, make in (
-            ("sampling", tuple((slot.index, slot.number) for slot in self.active), sampling),
-            ("k_limits", (limits, tuple(slot.index for slot in decoding)), k_limits),
-            (f"table {bucket}", tuple((slot.index, slot.blocks) for slot in decoding), table),
-        ):
-            if name not in self._fixed or self._fixed[name][0] != state:
-                self._fixed[name] = state, make()
-                for array in self._fixed[name][1].values():
-                    array.flags.writeable = False
-            inputs |= self._fixed[name][1]
-        return inputs
+    def _table(self, bucket: int) -> np.ndarray:
+        table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
+        for slot in self.decoding:
+            table_BL[slot.index] = _table_row(slot, table_BL.shape[1])
+        return table_BL
 
 
 def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:

@@ -21,7 +21,7 @@ from trnspec.runtime.jax_compat import COMPILER_ERRORS, compile_module, ir, modu
 
 # XLA's options on a CPU, with which a row has the same bits among any number of rows (tests/runtime/test_bits.py):
 # bf16 values are rounded where the graph says so, and YNNPACK's consistent arithmetic multiplies on one thread
-CPU_OPTIONS: dict[str, bool | str | int] = {
+CPU_OPTIONS: dict[str, bool | str] = {
     "xla_allow_excess_precision": False,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
     "xla_cpu_enable_platform_dependent_math": False,

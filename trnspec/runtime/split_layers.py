@@ -72,7 +72,7 @@ def _call(kernel: str, arguments: Sequence[Any], like: Operand, aliased: tuple[i
 
 def _residual(x: Operand, partial: Any, groups: Groups) -> Operand:
     """x plus the all-reduced partial sums."""
-    ranks = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
+    ranks = ir.DenseIntElementsAttr.get(np.array(groups, np.int64))  # type: ignore[call-overload]
     reduce = stablehlo.AllReduceOp([partial.type], [partial], ranks)
     scalar = ir.RankedTensorType.get([], ir.RankedTensorType(partial.type).element_type)
     body = reduce.regions[0].blocks.append(scalar, scalar)
