@@ -217,12 +217,10 @@ class LLM:
             self._events[event.number].append(event)
 
     def _output(self, result: Result) -> Output:
-        error = result.error and (
-            f"{result.error}; look for an overflow of the bundle's dtype, or build it again from a whole checkpoint"
-        )
-        drafts, scores = (tuple(result.drafted), tuple(result.accepted)), (tuple(result.scores), result.prompt_scores)
-        text = self.tokenizer.decode(result.ids)
-        return Output(tuple(result.ids), text, result.reason, result.steps, result.seconds, *drafts, *scores, error)
+        return Output(
+            tuple(result.ids), self.tokenizer.decode(result.ids), result.reason, result.steps, result.seconds,
+            tuple(result.drafted), tuple(result.accepted), tuple(result.scores), result.prompt_scores, result.error,
+        )  # fmt: skip
 
     @staticmethod
     def _checked(output: Output) -> Output:

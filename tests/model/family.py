@@ -49,13 +49,15 @@ _PLAIN = str.maketrans("(), ", "____")
 
 def write_family(folder: Path) -> Path:
     """The target and its drafts; the chain and the parallel draft begin as the target does."""
-    sizes: dict[str, Any] = {"scale": 0.5, "eos_token_id": None, "num_key_value_heads": 1}
+    # a row's bits depend on nothing else from a head dim of 16 on
+    heads = {"num_key_value_heads": 1, "head_dim": 32}
+    sizes: dict[str, Any] = {"scale": 0.35, "eos_token_id": None, **heads}
     target = write_model(folder / "target", 5, num_hidden_layers=2, **sizes)
-    write_head(folder / "eagle3", target, taps=(0, 1), num_key_value_heads=1)
+    write_head(folder / "eagle3", target, taps=(0, 1), **heads)
     write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=MASK, **sizes)
     for name, form in (("dflash", "z-lab"), ("dspark", "deepspec")):
-        write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, num_key_value_heads=1)
+        write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, **heads)
     return folder
 
 

@@ -11,7 +11,7 @@ from model.graph_key import Stage
 from trnspec.engine.batch import Batch
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_fn
-from trnspec.engine.request import Request
+from trnspec.engine.request import Request, Result
 
 
 class AsyncEngine(Engine):
@@ -62,7 +62,8 @@ class AsyncEngine(Engine):
         """
         number = next(self._numbers)
         allowed = mask_fn(request, self.config.vocab_size)
-        self.slots.allocate(number, request, allowed, blocks, ids).cached = cached
+        before = Result(ids=list(ids))
+        self.slots.allocate(number, request, allowed, blocks=tuple(blocks), result=before, cached=cached)
         return number
 
     def add_blocks(self, number: int, blocks: Sequence[int]) -> None:

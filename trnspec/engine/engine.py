@@ -156,7 +156,7 @@ class Engine:
         if blocks is None:
             return None
         self._waiting.popleft()
-        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks)
+        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks=tuple(blocks))
 
     def _release(self, number: int) -> None:
         if (slot := self.slots.get(number)) and self.blocks:

@@ -51,10 +51,9 @@ def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 class Detokenizer:
-    """The text of tokens as they come; each is decoded once, with the few before it.
+    """The text of tokens as they come, without an unfinished character; each token is decoded with the few before it.
 
-    An unfinished character is not in `text` yet. `ends`: the length of the text after each token, one more where a
-    character is unfinished.
+    `ends`: the length of the text after each token, one more where a character is unfinished.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
