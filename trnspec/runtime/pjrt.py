@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import jax
-import numpy as np
 
 from model.errors import UserError
 from model.graph_key import GraphKey
@@ -104,13 +103,3 @@ def refused(graph: GraphSpec, done: str, error: Exception) -> UserError:
     """The error of a graph that is not compiled or run, as a sentence."""
     message = ascii(str(error).partition("\n")[0][:200])[1:-1]
     return UserError(f"{graph.file} cannot be {done} ({message}); build the bundle again")
-
-
-def unshared(array: np.ndarray) -> np.ndarray:
-    """A copy that a CPU device copies too: it would use memory that begins at a multiple of 64 bytes as its own, and
-    then refuse to write there."""
-    memory = np.empty(array.nbytes + 128, np.uint8)
-    begin = 64 + 16 - memory.ctypes.data % 64
-    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
