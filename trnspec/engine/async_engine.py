@@ -8,10 +8,10 @@ from typing import Any
 
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
-from trnspec.engine.batch import Batch
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_fn
 from trnspec.engine.request import Request, Result
+from trnspec.engine.slots import Batch
 
 
 class AsyncEngine(Engine):

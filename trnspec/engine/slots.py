@@ -1,4 +1,4 @@
-"""The slot table: which request has which slot of the batch, and the inputs of a step over all slots."""
+"""Slots: which request has which slot and which KV blocks, what runs, and the inputs of a step over all slots."""
 
 from __future__ import annotations
 
@@ -73,6 +73,49 @@ class Slot:
                 break
         result.scores = [*result.scores, *scores][: len(result.ids)]
         return result.ids[before:]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A chunk of one slot's prompt, or a decode step of k drafts.
+
+    For each slot, `limits` has the most drafts that a step may accept and, with host-side drafting, `drafts` has them.
+    `constrained`: the masks of the slots that have masks, by the slot's index.
+    """
+
+    slots: tuple[Slot, ...]
+    chunk: Chunk | None = None
+    k: int = 0
+    limits: tuple[int, ...] = ()
+    drafts: tuple[list[int], ...] = ()
+    constrained: dict[int, ConstrainedDraft] = field(default_factory=dict)
+
+    @property
+    def full_sampling(self) -> bool:
+        """Whether it needs full-sampling graphs."""
+        return any(slot.request.full_sampling for slot in self.slots)
+
+    @property
+    def end(self) -> int:
+        """The end of the positions that a step may write."""
+        return max(slot.position for slot in self.slots) + self.k + 1
+
+
+class BlockAllocator:
+    """Blocks 1 to pool - 1; block 0 is the null block."""
+
+    def __init__(self, pool: int) -> None:
+        self._free = list(range(1, pool))[::-1]
+
+    def allocate(self, count: int) -> list[int] | None:
+        """This number of blocks; None if fewer are free."""
+        if count > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(count)]
+
+    def free(self, blocks: list[int]) -> None:
+        """Free a sequence's blocks."""
+        self._free += blocks[::-1]
 
 
 class SlotTable:
