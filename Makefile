@@ -17,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install python-check sdk-check xla-check install clean
+.PHONY: build test test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -34,33 +34,42 @@ build: install
 	$(RUN) -m model.generate --bundle $(DEMO) --compare --max-new-tokens 200 --prompt "Count from 1 to 100: 1, 2, 3,"
 	@echo $(DEMO)
 
+# laws and refusals, in process: six minutes on two cores
 test: install
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations 40 --durations-min 5 tests
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" --durations 15 --durations-min 2 tests
+
+# everything, the simulator's tests too: 25 minutes
+test-all: install
+	$(RUN) -m pytest -n 2 --dist worksteal --durations 30 --durations-min 5 tests
+	$(RUN) -m pytest -n 2 --dist worksteal nkisim/tests
+
+# the simulator's own tests; those marked slow take minutes
+nkisim-test: install
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" nkisim/tests
 
 check: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m tests.budgets
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
 
-# pages, tables and pictures that commands print: drawn again, and an error if one was out of date
+# the picture that a command draws: drawn again, and an error if it was out of date
 docs: install
-	$(RUN) -m compile.device_check --page > docs/device_checks.md
-	$(RUN) -m bench.reproduce --report
-	$(RUN) -m bench.wall --show bench/results/speedup.json --readme
-	$(RUN) -m bench.wall --show bench/results/drafters_wall.json --picture bench/results/drafters_wall.svg
-	$(RUN) -m bench.kernels --only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --picture docs/pictures/timeline.svg
 	$(RUN) -m bench.kernels --only decode_layers_kernel/32B-tp32-B4-N8-S1024-L2-lnc2 --picture docs/pictures/layers.svg
-	git diff --exit-code --stat docs README.md bench/results
+	git diff --exit-code --stat docs
 
 # damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes
 hostile: install
 	$(RUN) -m tests.hostile
 
-bench: install
-	$(RUN) -m bench.wall --out bench/results/speedup.json --readme
+# the files of bench/results that need no server: wall time and accepted drafts of the demo pair, the article's claims
+bench: build
+	$(RUN) -m bench.wall --bundle $(DEMO) --out bench/results/speedup.json
+	$(RUN) -m bench.tune.trace --folder $(BUNDLES)/trace --out bench/results/acceptance.json
+	$(RUN) -m bench.tune --article --out bench/results/article.md
 
 # vLLM has an environment of its own; see serve/install.sh
 $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
@@ -70,7 +79,7 @@ $(SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt 
 
 serve-environment: $(SERVE)/.installed
 
-# beside the server: lm-eval, a router of vLLM's, and pandas, which `vllm bench serve` reads prompts with
+# lm-eval, a router of vLLM's, and pandas, which `vllm bench serve` reads prompts with
 $(SERVE)/.clients: $(SERVE)/.installed
 	$(SERVE)/bin/python -m pip install -q -c constraints-serve.txt 'lm-eval[api]' pandas vllm-router
 	touch $@
@@ -91,13 +100,9 @@ serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/soak
 	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
 
-# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK=--full compiles the 32B graphs too
+# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK='--only "nrt fp32"' runs one check again
 device-check:
 	$(DEVICE_PYTHON) -m compile.device_check --out device_check $(DEVICE_CHECK)
-
-# what model.pt is traced from, through the real torch_xla on the CPU: 2.2 GB and some minutes, in .xla
-xla-check: install
-	$(RUN) -m compile.neuron.xla_check --env .xla --out bench/results/xla_check.json
 
 $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constraints-sdk.txt
 	$(SDK_PYTHON) -m venv --clear $(SDK)
@@ -105,11 +110,6 @@ $(SDK)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt constrai
 	$(SDK)/bin/python -m pip install -q -c $(SDK)/constraints.txt setuptools wheel hypothesis ml_dtypes numpy pytest
 	$(SDK)/bin/python -m pip install -q --no-deps --no-build-isolation -e ./nkisim -e .
 	touch $@
-
-# what needs neither torch nor jax: the package's metadata, a kernel, the device check's page
-python-check: $(SDK)/.installed
-	$(SDK)/bin/python -m pytest --noconftest tests/nki_kernels/attention/test_merge.py
-	$(SDK)/bin/python -m compile.device_check --page | diff - docs/device_checks.md
 
 # the tiny test with the newest jax and torch of the SDK; pip brings that torch with its CUDA packages, 4.7 GB in all
 sdk-check: $(SDK)/.installed
@@ -122,9 +122,9 @@ device-install:
 	$(DEVICE_PYTHON) -c "import torch" || $(DEVICE_PYTHON) -m pip install 'torch>=2.9,<2.15'
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
-# two servers of the demo pair under load by `vllm bench serve`, behind the gate of token identity
+# servers of the demo pair, of its target and of stock vLLM under load by `vllm bench serve`, after the gate of token identity
 serve-report: $(SERVE)/.clients
 	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:
-	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(SDK) .xla
+	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(SDK)

@@ -1,1 +1,1 @@
-"""Benchmarks, measured or modelled; each number states its source."""
+"""Simulated and measured figures of the kernels, of drafters, of the demo pair and of servers."""

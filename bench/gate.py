@@ -1,20 +1,17 @@
 """`python -m bench.gate`: does speculation change a single token? Random requests, with it and without, ids compared.
 
-`--bundle DIR` serves the requests by a bundle with drafts and by its target alone; `--drafters` does so for bundles of
-the demo target with each drafter, in fp32 and bf16; `--baseline URL --speculative URL` compares two servers. Requests
-are greedy and drawn, with filters and without, and some limit their drafts. A difference is printed and the exit status
-is 1. With `--checkpoint` a difference also shows the distance of the target's logits of both ids: near zero it is a tie
-that rounding decided, otherwise a fault.
+`--bundle DIR` serves them by a bundle with drafts and without; `--baseline URL --speculative URL` sends them to two
+servers. They are greedy and sampled, with filters and without, and some limit their drafts. A difference is printed and
+the exit status is 1; `--checkpoint` adds the distance of the target's logits of both ids: near zero it is a tie that
+rounding decided, otherwise a fault.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import random
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,203 +19,150 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from bench.demo import MODELS, bundle, count, prompts
-from bench.provenance import header, said, write_result
+from bench.demo import prompts
+from bench.options import count, output_file, server_url
+from bench.provenance import header, sentence, write_result
 from bench.serving.servers import Endpoint
 from bench.table import markdown
 from model.errors import UserError, run_cli
-from model.progress import progress
+from model.progress import each
 from trnspec.engine.request import Params
-from trnspec.llm import LLM, Output
+from trnspec.llm import LLM
 
-# k and batch of the bundles that share a drafter's requests
-SHAPES, DTYPES = ((3, 1), (7, 4), (15, 8)), ("fp32", "bf16")
-# of a random request: temperature, top-k, top-p, min-p, and its most drafts
+# of a random request: temperature, top-k, top-p, min-p, and the limit of its drafts
 _TEMPERATURES, _TOP_K, _TOP_P, _MIN_P = (0.0, 0.0, 0.6, 1.0), (0, 0, 40), (1.0, 0.95), (0.0, 0.0, 0.05)
-_LIMITS = (None, None, None, None, 0, 1)
+_K_LIMITS = (None, None, None, None, 0, 1)
 
 
 class Question(NamedTuple):
-    """A random request as text; `limit` is its most drafts in a step."""
+    """A random request as text, and the most drafts of its steps."""
 
     text: str
     params: Params
-    limit: int | None
+    k_limit: int | None
 
 
 class Difference(NamedTuple):
-    """Two answers' first difference: the ids before it, both from there on, `gap` in the target's logits if known."""
+    """Of two answers, the first one: the ids before it, the next ones of both, and the gap of their logits."""
 
     question: int
     at: int
     before: Sequence[Any]
-    alone: Sequence[Any]
+    baseline: Sequence[Any]
     speculative: Sequence[Any]
     gap: float | None = None
 
 
 def questions(number: int, seed: int = 16) -> list[Question]:
-    """Random requests over the demo's prompts: whole, or several lines and the beginning of their copy."""
-    rng, texts = random.Random(seed), [p.text for p in prompts()]
-    asked = []
+    """Random requests over the demo's prompts: one, or three and the beginning of their copy."""
+    rng, texts, asked = random.Random(seed), [p.text for p in prompts()], []
     for _ in range(number):
         text = rng.choice(texts)
         if rng.random() < 1 / 3:
             lines = "\n".join(rng.sample(texts, 3)).strip()
             text = f"{lines}\n\n{lines[: rng.randint(20, 60)]}"
-        filters = rng.choice(_TOP_K), rng.choice(_TOP_P), rng.choice(_MIN_P)
-        params = Params(rng.choice(_TEMPERATURES), *filters, rng.getrandbits(63))
-        asked.append(Question(text, params, rng.choice(_LIMITS)))
+        drawn = rng.choice(_TEMPERATURES), rng.choice(_TOP_K), rng.choice(_TOP_P), rng.choice(_MIN_P)
+        asked.append(Question(text, Params(*drawn, rng.getrandbits(63)), rng.choice(_K_LIMITS)))
     return asked
 
 
-def differences(alone: Sequence[Sequence[Any]], speculative: Sequence[Sequence[Any]]) -> list[Difference]:
+def differences(baseline: Sequence[Sequence[Any]], speculative: Sequence[Sequence[Any]]) -> list[Difference]:
     """The first difference of each pair of answers that differ."""
     found = []
-    for number, (a, s) in enumerate(zip(alone, speculative, strict=True)):
-        if list(a) != list(s):
-            at = next((i for i, (x, y) in enumerate(zip(a, s, strict=False)) if x != y), min(len(a), len(s)))
-            found.append(Difference(number, at, a[:at], a[at : at + 8], s[at : at + 8]))
+    for number, (a, b) in enumerate(zip(baseline, speculative, strict=True)):
+        if list(a) != list(b):
+            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            found.append(Difference(number, at, a[:at], a[at : at + 8], b[at : at + 8]))
     return found
 
 
-def answers(llm: LLM, asked: Sequence[Question], tokens: int, speculation: bool) -> list[Output]:
-    """The questions served by a bundle, those of one limit together; a prompt is cut to the bundle's length."""
-    k = llm.bundle.spec.k
-    room = llm.bundle.spec.max_len - k - tokens
-    prompts = [llm.tokenizer.encode(q.text).ids[:room] for q in asked]
-    found: dict[int, Output] = {}
-    for limit in dict.fromkeys(q.limit for q in asked):
-        own = [n for n, q in enumerate(asked) if q.limit == limit]
-        options: Any = {"max_new_tokens": tokens, "speculation": speculation}
-        if speculation and limit is not None:
-            options["k_limit"] = min(limit, k)
-        outputs = llm.generate([prompts[n] for n in own], [asked[n].params for n in own], **options)
-        found |= dict(zip(own, outputs, strict=True))
-    return [found[n] for n in range(len(asked))]
-
-
-def compared(asked: Sequence[Question], alone: Sequence[Output], outputs: Sequence[Output]) -> dict[str, Any]:
-    """A row: requests, differences, tokens a step of the requests without a limit."""
-    found = differences([o.ids for o in alone], [o.ids for o in outputs])
-    free = [o for q, o in zip(asked, outputs, strict=True) if q.limit is None]
-    per_step = sum(len(o.ids) - 1 for o in free) / max(1, sum(o.steps for o in free))
-    return {"requests": len(asked), "tokens": sum(len(o.ids) for o in alone), "tokens_per_step": round(per_step, 3),
-            "differences": [d._asdict() for d in found]}  # fmt: skip
-
-
 def of_bundle(folder: Path, asked: Sequence[Question], tokens: int) -> dict[str, Any]:
-    """A row: the bundle against its target alone."""
+    """A row: a bundle with drafts and without; requests of one limit are served together."""
     with LLM(folder) as llm:
-        spec = llm.bundle.spec
+        spec, ids = llm.bundle.spec, dict[tuple[bool, int], tuple[int, ...]]()
         if not spec.k:
-            raise UserError(f"{folder} is a target alone (k 0), with nothing to compare; give the bundle of a pair")
-        with progress(f"{len(asked)} requests, both ways"):
-            alone, outputs = (answers(llm, asked, tokens, way) for way in (False, True))
+            raise UserError(f"{folder} is a target without a drafter (k 0); give the bundle of a pair")
+        room, steps, emitted = max(1, spec.max_len - spec.k - tokens), 0, 0
+        for limit, speculation in each([(q, s) for q in (None, 0, 1) for s in (False, True)], "sets of requests"):
+            numbers = [n for n, q in enumerate(asked) if q.k_limit == limit]
+            texts = [llm.tokenizer.encode(asked[n].text).ids[:room] for n in numbers]
+            options: dict[str, Any] = {"max_new_tokens": tokens, "speculation": speculation}
+            if speculation and limit is not None:
+                options["k_limit"] = limit
+            outputs = llm.generate(texts, [asked[n].params for n in numbers], **options)
+            ids |= {(speculation, n): output.ids for n, output in zip(numbers, outputs, strict=True)}
+            if speculation and limit is None:
+                steps, emitted = sum(o.steps for o in outputs), sum(len(o.ids) - 1 for o in outputs)
     about = {"drafter": spec.drafter, "k": spec.k, "batch": spec.batch, "dtype": spec.dtype}
-    return about | compared(asked, alone, outputs)
-
-
-def of_drafters(
-    drafters: Sequence[str], dtypes: Sequence[str], asked: Sequence[Question], tokens: int
-) -> Iterator[dict[str, Any]]:
-    """A row for each bundle of the demo target: its part of the questions against a bundle of the target alone."""
-    with tempfile.TemporaryDirectory() as name:
-
-        def served(drafter: str, k: int, batch: int, dtype: str, part: Sequence[Question]) -> list[Output]:
-            folder = bundle(Path(name) / f"{drafter}-{k}-{batch}-{dtype}", drafter, k, batch=batch, dtype=dtype)
-            with LLM(folder) as llm, progress(f"{drafter}, k {k}, batch {batch}, {dtype}: {len(part)} requests"):
-                return answers(llm, part, tokens, k > 0)
-
-        for dtype in dtypes:
-            alone = served("none", 0, 8, dtype, asked)
-            for drafter, (n, (k, batch)) in itertools.product(drafters, enumerate(SHAPES)):
-                part = slice(n, None, len(SHAPES))
-                row = compared(asked[part], alone[part], served(drafter, k, batch, dtype, asked[part]))
-                yield {"drafter": drafter, "k": k, "batch": batch, "dtype": dtype} | row
+    return about | {"tokens_per_step": round(emitted / max(1, steps), 3)} | _row(ids, len(asked))
 
 
 def of_endpoints(baseline: Endpoint, speculative: Endpoint, asked: Sequence[Question], tokens: int) -> dict[str, Any]:
-    """A row: every question sent to both servers in random order, one after the other.
-
-    Ids are compared, or characters where a server returns none.
-    """
-    rng, found = random.Random(0), {}
-    with progress("gate", 2 * len(asked), "answers") as task:
-        for number, question in enumerate(asked):
-            for endpoint in rng.sample((baseline, speculative), 2):
-                found[endpoint, number] = endpoint.complete(question.text, question.params, tokens)
-                task.advance()
-    alone, other = ([found[endpoint, n] for n in range(len(asked))] for endpoint in (baseline, speculative))
-    about = {"drafter": speculative.address, "requests": len(asked), "tokens": sum(map(len, alone))}
-    return about | {"differences": [d._asdict() for d in differences(alone, other)]}
+    """A row: questions sent to both servers in random order; characters are compared where a server returns no ids."""
+    rng, found = random.Random(0), dict[tuple[bool, int], list[Any]]()
+    for number, question in each(list(enumerate(asked)), "gate"):
+        for way, server in rng.sample([(False, baseline), (True, speculative)], 2):
+            found[way, number] = server.complete(question.text, question.params, tokens)
+    return {"drafter": speculative.address} | _row(found, len(asked))
 
 
-def gaps(rows: Sequence[dict[str, Any]], asked: Sequence[Question], checkpoint: Path) -> None:
+def _row(answers: Mapping[tuple[bool, int], Sequence[Any]], requests: int) -> dict[str, Any]:
+    baseline, speculative = ([answers[way, n] for n in range(requests)] for way in (False, True))
+    found = [d._asdict() for d in differences(baseline, speculative)]
+    return {"requests": requests, "tokens": sum(map(len, baseline)), "differences": found}
+
+
+def add_gaps(row: dict[str, Any], asked: Sequence[Question], checkpoint: Path) -> None:
     """Fill in how far the target's logits (by transformers, fp32) of both ids of a difference are apart."""
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    for found in (d for row in rows for d in row["differences"] if d["alone"] and d["speculative"]):
+    for found in (d for d in row["differences"] if d["baseline"] and d["speculative"]):
         known = tokenizer.encode(asked[found["question"]].text).ids + list(found["before"])
         with torch.no_grad():
             logits = model(torch.tensor([known])).logits[0, -1]
-        found["gap"] = float(logits[found["alone"][0]] - logits[found["speculative"][0]])
+        found["gap"] = float(logits[found["baseline"][0]] - logits[found["speculative"][0]])
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each row, then the first differences."""
-    names = ("drafter", "k", "batch", "dtype", "requests", "tokens", "tokens_per_step")
-    lines = [[*(str(row.get(name, "")) for name in names), str(len(row["differences"]))] for row in rows]
-    said = [
-        f"request {d['question']} differs at token {d['at']}: {d['alone']} alone, {d['speculative']} speculative"
-        + (f", logits apart by {d['gap']:.3g}" if d["gap"] is not None else "")
-        for row in rows for d in row["differences"][:10]
-    ]  # fmt: skip
-    return "\n".join([markdown([*names, "different"], lines), *said])
-
-
-def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.gate", description=__doc__)
-    parser.add_argument("--bundle", type=Path, help="a bundle with drafts, against its target alone")
-    parser.add_argument("--drafters", nargs="*", choices=MODELS, help="bundles of the demo target; none named: all")
-    parser.add_argument("--baseline", default="", help="URL of a server without drafts")
-    parser.add_argument("--speculative", default="", help="URL of a server with drafts")
-    parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
-    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES, help="of the drafters' bundles")
-    parser.add_argument("--requests", type=count(len(SHAPES)), default=300, help="random requests (default: 300)")
-    parser.add_argument("--tokens", type=count(2), default=32, help="new tokens of each (default: 32)")
-    parser.add_argument("--seed", type=count(0), default=16, help="of the random requests")
-    parser.add_argument("--checkpoint", type=Path, help="Hugging Face folder of the target: logits of a difference")
-    parser.add_argument("--out", type=Path, help="write the rows here, JSON")
-    options = parser.parse_args(arguments)
-    chosen = [options.bundle is not None, options.drafters is not None, bool(options.baseline and options.speculative)]
-    if sum(chosen) != 1:
-        raise UserError("there is nothing to compare; give --bundle DIR, --drafters, or --baseline and --speculative")
-    return options
-
-
-def run(options: argparse.Namespace, asked: Sequence[Question]) -> list[dict[str, Any]]:
-    """The rows of the requested comparisons."""
-    if options.bundle:
-        rows = [of_bundle(options.bundle, asked, options.tokens)]
-    elif options.drafters is not None:
-        rows = list(of_drafters(options.drafters or list(MODELS), options.dtypes, asked, options.tokens))
-    else:
-        baseline, speculative = (Endpoint(url, options.model) for url in (options.baseline, options.speculative))
-        rows = [of_endpoints(baseline, speculative, asked, options.tokens)]
-    if options.checkpoint:
-        gaps(rows, asked, options.checkpoint)
-    return rows
+def text(row: dict[str, Any]) -> str:
+    """The counts, and the first differences."""
+    counts = row | {"differences": len(row["differences"])}
+    lines = [markdown(list(counts), [list(map(str, counts.values()))])]
+    for d in row["differences"][:10]:
+        gap = "" if d["gap"] is None else f", logits apart by {d['gap']:.3g}"
+        lines.append(f"request {d['question']} differs at token {d['at']}: {d['baseline']}, {d['speculative']}{gap}")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> None:
-    """Print the table; exit 1 if any id differs."""
-    options, about = _options(arguments), header("wall")
-    rows = run(options, questions(options.requests, options.seed))
+    """Print the counts; exit 1 if any id differs."""
+    parser = argparse.ArgumentParser(prog="python -m bench.gate", description=__doc__)
+    parser.add_argument("--bundle", type=Path, help="bundle of a pair")
+    parser.add_argument("--baseline", type=server_url, help="address of a server without drafts")
+    parser.add_argument("--speculative", type=server_url, help="address of a server with drafts")
+    parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
+    parser.add_argument("--checkpoint", type=Path, help="folder of the target: explain differences by its logits")
+    parser.add_argument("--requests", type=count(), default=300, help="random requests (default: 300)")
+    parser.add_argument("--tokens", type=count(), default=32, help="new tokens of each (default: 32)")
+    parser.add_argument("--seed", type=count(0), default=16, help="of the requests (default: 16)")
+    parser.add_argument("--out", type=output_file, help="write the row here, JSON")
+    options = parser.parse_args(arguments)
+    urls = (options.baseline, options.speculative)
+    if [bool(way) for way in (options.bundle, *urls)] not in ([True, False, False], [False, True, True]):
+        raise UserError("one comparison is made; give --bundle DIR alone, or --baseline URL and --speculative URL")
+    if options.checkpoint and not (options.checkpoint / "config.json").is_file():
+        raise UserError(f"{options.checkpoint} holds no checkpoint; give the folder of the target's")
+    asked, about = questions(options.requests, options.seed), header("wall")
+    baseline, speculative = (Endpoint(url, options.model) for url in urls)
+    if options.bundle:
+        row = of_bundle(options.bundle, asked, options.tokens)
+    else:
+        row = of_endpoints(baseline, speculative, asked, options.tokens)
+    if row["differences"] and options.checkpoint:
+        add_gaps(row, asked, options.checkpoint)
     if options.out:
-        write_result(options.out, about | {"tokens": options.tokens, "rows": rows})
-    print(f"{said(about)}\n\n{table(rows)}")
-    if any(row["differences"] for row in rows):
+        write_result(options.out, about | {"rows": [row]})
+    print(f"{sentence(about)}\n\n{text(row)}")
+    if row["differences"]:
         raise SystemExit(1)
 
 

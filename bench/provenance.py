@@ -1,24 +1,39 @@
-"""Files of results, which begin with their header (source, commit, machine, date)."""
+"""Files of results, which begin with their header: source (simulated or wall), commit, machine, date."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
+from compile.build import commit
 from model.errors import UserError
-from model.provenance import header
 
-__all__ = ["header", "read_result", "said", "write_result"]
+_CPUINFO = Path("/proc/cpuinfo")
+HEADER = ("source", "commit", "machine", "date")
 
 
-def said(made: dict[str, Any]) -> str:
-    """A header in words."""
-    return f"source {made['source']}, commit {made['commit']}, {made['machine']}, {made['date']}"
+def header(source: str) -> dict[str, Any]:
+    """The beginning of every file of results; `source` is simulated or wall."""
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    processor = named[0] if named else platform.processor() or "unknown processor"
+    system = f"{platform.system()} {platform.machine()}"
+    machine = f"{system}, {processor}, {os.cpu_count()} threads, Python {platform.python_version()}"
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"source": source, "commit": commit(), "machine": machine, "date": date}
+
+
+def sentence(result: dict[str, Any]) -> str:
+    """The header of a result as text."""
+    return f"source {result['source']}, commit {result['commit']}, {result['machine']}, {result['date']}"
 
 
 def write_result(file: Path, value: dict[str, Any]) -> None:
-    """A JSON object with a line for each row of a list of rows, so that a difference shows a changed result."""
+    """A JSON object with a line for each row of a list of rows, so that a diff shows the rows that changed."""
     parts = []
     for name, part in value.items():
         rows = isinstance(part, list) and part and isinstance(part[0], dict)
@@ -33,9 +48,8 @@ def read_result(file: Path, *parts: str) -> dict[str, Any]:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({type(error).__name__}); give a file that --out wrote") from error
-    needed = ("source", "commit", "machine", "date", *parts)
-    missing = [name for name in needed if not isinstance(value, dict) or name not in value]
+    missing = [name for name in (*HEADER, *parts) if not isinstance(value, dict) or name not in value]
     if missing:
         raise UserError(f"{file} is not a file of results: it lacks {', '.join(missing)}; give a file that --out wrote")
-    found: dict[str, Any] = value
-    return found
+    result: dict[str, Any] = value
+    return result

@@ -1,7 +1,5 @@
 """`python -m compile.doctor DIR`: a bundle's summary, whether it is whole, and whether it can generate here."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -9,36 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compile.neuron.specialise import lost_kernels
-from compile.report import different_drafters
-from compile.serve_command import routes
-from model.errors import UserError, run_cli
-from model.graph_key import GraphKey, Stage
+from compile.neuron.specialise import missing_kernel_files
+from compile.report import untrained_k_warnings
+from compile.serve_command import refusals
+from model.errors import run_cli
 from model.weights import shard_file
-from trnspec.bundle.contract import declared, violations
-from trnspec.bundle.opening import Bundle, damage, read_bundle
-from trnspec.bundle.shards import shard_fault
+from trnspec.bundle.contract import violations
+from trnspec.bundle.opening import Bundle, damage, open_regular, read_bundle
+from trnspec.bundle.shards import shard_header
 from trnspec.engine.text import TOKENIZER, tokenizer_fault
+
+
+def verify(folder: str | Path) -> list[str]:
+    """One sentence for each thing that keeps the bundle in a folder from generating here."""
+    return findings(read_bundle(Path(folder)))
 
 
 def findings(bundle: Bundle) -> list[str]:
     """One sentence for each thing that keeps the bundle from generating here."""
-    spec, graphs = bundle.spec, {graph.file: graph for graph in bundle.graphs}
-    ranks = {shard_file(rank): rank for rank in range(spec.tp)}
-
-    def look(name: str, content: bytearray) -> list[str]:
-        if name in graphs:
-            return [f"{name}: {clause}" for clause in violations(graphs[name], content, spec)]
-        clause = ""
-        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
-            return [f"{name}: {c}" for c in lost_kernels(bytes(content), bundle.files)]
-        if name in ranks:
-            clause = shard_fault(content, bundle.plan, ranks[name])
-        elif name == TOKENIZER:
-            clause = tokenizer_fault(content, spec.target_config.vocab_size)
-        return [f"{name} {clause}"] if clause else []
-
-    found = [f"{sentence}; build the bundle again or copy it again" for sentence in damage(bundle, look=look)]
+    found = [f"{clause}; build the bundle again or copy it again" for clause in damage(bundle) or _faults(bundle)]
     if not bundle.manifest.has_weights:
         found.append("the bundle has no weights; build it from checkpoint folders that hold them")
     elif TOKENIZER not in bundle.files:
@@ -46,53 +33,35 @@ def findings(bundle: Bundle) -> list[str]:
     return found
 
 
+def _faults(bundle: Bundle) -> Iterator[str]:
+    """Files that are as the manifest says, and still not what the plan says."""
+    for graph in bundle.graphs:
+        yield from (f"{graph.file} {s}" for s in violations(graph, bundle.read(graph.file), bundle.spec))
+    for rank in range(bundle.spec.tp if bundle.manifest.has_weights else 0):
+        header = shard_header(bundle.plan, rank)
+        with open_regular(shard_file(rank), bundle.folder) as file:
+            if file.read(len(header)) != header:
+                yield f"{shard_file(rank)} was cut for another model, rank or layout"
+    for name in bundle.files:
+        if name == TOKENIZER and (clause := tokenizer_fault(bundle.read(name), bundle.spec.target_config.vocab_size)):
+            yield f"{name} {clause}"
+        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
+            yield from (f"{name} {s}" for s in missing_kernel_files(bytes(bundle.read(name)), bundle.files))
+
+
 def summary(bundle: Bundle) -> dict[str, Any]:
     """The bundle's summary."""
     spec, manifest = bundle.spec, bundle.manifest
     return {
-        "models": {role: bundle.title(role) for role in ("target", "draft")},
-        "drafter": spec.drafter, "ks": [0, *spec.ks], "rows": spec.rows, "tp": spec.tp, "draft_tp": spec.draft_ranks,
-        "batch": spec.batch, "max_len": spec.max_len,
-        "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels,
+        "models": {role: getattr(spec, role) for role in ("target", "draft")},
+        "drafter": spec.drafter, "ks": [0, *spec.ks], "rows": spec.rows, "tp": spec.tp, "batch": spec.batch,
+        "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels,
         "layers": spec.layers, "graphs": len(bundle.graphs),
         "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
-        "kernels in": manifest.compiler.kernels,
-        "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
+        "kernels in": manifest.compiler.kernels, "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
         "versions": manifest.versions, "commit": manifest.commit,
         "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
     }  # fmt: skip
-
-
-def launches(bundle: Bundle) -> dict[str, int]:
-    """How often each kernel is launched by the largest step without filters."""
-    spec = bundle.spec
-    graph = bundle.plan.by_key[GraphKey(Stage.STEP, spec.k, spec.buckets[-1], filters=False)]
-    return dict(sorted(declared(bytes(bundle.read(graph.file))).launches.items()))
-
-
-def verify(path: str | Path) -> dict[str, Any]:
-    """The summary of a bundle that can generate; UserError names the first fault and the number of faults."""
-    bundle = read_bundle(Path(path))
-    about, found = summary(bundle), findings(bundle)
-    if found:
-        more = f" (and {len(found) - 1} more; python -m compile.doctor lists them)" if len(found) > 1 else ""
-        raise UserError(f"{path} cannot generate: {found[0]}{more}")
-    return about
-
-
-# how a bundle runs on Trainium, the shortest way first, by the engines of compile.serve_command
-_WAYS = {
-    "plugin": "vllm serve with our plugin, on the SDK's plugin for PJRT",
-    "nrt": "vllm serve with our plugin, its NEFFs on nrtpy",
-    "v0": "NxDI in vLLM's V0 engine, SDK 2.26",
-    "v1": "NxDI in vLLM's V1 engine, SDK 2.31",
-}
-
-
-def _verdict(bundle: Bundle) -> Iterator[str]:
-    yield "this bundle is whole and can generate here"
-    for engine, why in routes(bundle).items():
-        yield f"on Trainium by {_WAYS[engine]}: {f'no, {why}' if why else f'compile.serve_command --engine {engine}'}"
 
 
 def main(arguments: list[str]) -> None:
@@ -102,19 +71,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
-    about, found = summary(bundle), findings(bundle)
-    if bundle.spec.kernels != "reference" and not any(sentence.startswith("hlo/") for sentence in found):
-        about["launches"] = launches(bundle)
+    about, found, routes = summary(bundle), findings(bundle), refusals(bundle)
     if options.json:
         about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
-        print(json.dumps(about | {"routes": {} if found else routes(bundle)}, indent=1))
+        print(json.dumps(about | {"routes": {} if found else routes}, indent=1))
     else:
         for key, value in about.items():
-            shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-            print(f"{key + ':':<12}{shown}")
-        for said in different_drafters(bundle.spec):
-            print(f"the draft was {said}")
-        print("\n".join(f"CANNOT GENERATE: {sentence}" for sentence in found) or "\n".join(_verdict(bundle)))
+            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            print(f"{key + ':':<12}{text}")
+        for warning in untrained_k_warnings(bundle.spec):
+            print(f"the draft was {warning}")
+        print("\n".join(f"CANNOT GENERATE: {f}" for f in found) or "this bundle is whole and can generate here")
+        for platform, why in {} if found else routes.items():
+            print(f"on {platform}: {f'no, {why}' if why else f'python -m compile.serve_command --platform {platform}'}")
     if found:
         raise SystemExit(1)
 

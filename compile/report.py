@@ -1,86 +1,40 @@
 """A plan for people and for machines."""
 
-from __future__ import annotations
-
-import dataclasses
 from typing import Any
 
-from model.graph_spec import GraphSpec
-from model.parallel import HeadMap
-from trnspec.bundle.part import Part
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.spec import BundleSpec
 
 
 def plan_as_json(plan: BundlePlan) -> dict[str, Any]:
-    """Everything that the plan holds."""
+    """A plan's spec, sizes and graphs."""
     spec = plan.spec
     return {
-        "spec": spec.as_json(),
-        "ks": [0, *spec.ks],
-        "untrained_ks": spec.untrained_ks,
-        "rows": spec.rows,
-        "buckets": list(spec.buckets),
-        "graphs": [_graph_as_json(g) for g in plan.graphs],
+        "spec": spec.as_json(), "ks": [0, *spec.ks], "untrained_ks": spec.untrained_ks, "rows": spec.rows,
+        "buckets": list(spec.buckets), "graphs": [graph.file for graph in plan.graphs],
         "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
-    }
-
-
-def _graph_as_json(graph: GraphSpec) -> dict[str, Any]:
-    groups = ("weights", "inputs", "state", "outputs")
-    tensors = {group: [[t.name, list(t.shape), t.dtype] for t in getattr(graph, group)] for group in groups}
-    named = {"file": graph.file, **graph.key._asdict(), "stage": graph.key.stage.value}
-    return named | tensors | {"collectives": graph.collectives}
+    }  # fmt: skip
 
 
 def plan_as_text(plan: BundlePlan) -> str:
     """A few lines: the pair, the step, the graphs, bytes on a rank."""
     spec = plan.spec
-    lines = [
-        *(f"{p.role:<6} {p.name}: {p.config.parameter_count / 1e9:.3g} B parameters{_layers(p)}" for p in spec.parts),
-        f"step   {_step(spec)}; batch {spec.batch}, length {spec.max_len}, tp {spec.tp}, {spec.dtype}",
-        *(f"draft  {said}" for said in different_drafters(spec)),
-        f"split  draft on {spec.draft_ranks} of {spec.tp} ranks",
+    fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
+    step = f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
+    lines = [f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters" for p in spec.parts]
+    lines += [
+        f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
+        f"tp {spec.tp}, {spec.dtype}",
+        *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ]
-    for graph in (g for g in plan.graphs if g.key.bucket == spec.max_len):
-        counts = ", ".join(f"{n} {op}s" for op, n in graph.collectives.items())
-        lines.append(f"       {graph.key.name}: {len(graph.weights)} weights, {len(graph.state)} caches, {counts}")
     return "\n".join(lines)
 
 
-def different_drafters(spec: BundleSpec) -> list[str]:
+def untrained_k_warnings(spec: BundleSpec) -> list[str]:
     """A sentence if the draft was trained for a block of a different k."""
-    if not (ks := spec.untrained_ks):
+    if not (ks := ", ".join(map(str, spec.untrained_ks))):
         return []
-    shown = ", ".join(map(str, ks))
-    return [f"trained for k {spec.draft_config.trained_k}: with k {shown} it is a different drafter, whose acceptance "
+    return [f"trained for k {spec.draft_config.trained_k}: with k {ks} it is a different drafter, whose acceptance "
             "has to be measured (docs/drafters.md)"]  # fmt: skip
-
-
-def _step(spec: BundleSpec) -> str:
-    if not spec.k:
-        return "k = 0: the target alone, 1 token"
-    fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
-    return f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
-
-
-def _layers(part: Part) -> str:
-    config = part.config
-    if not config.num_hidden_layers:
-        return ""
-    padded = HeadMap(config.num_attention_heads, config.num_key_value_heads, part.ranks).heads_per_rank * part.ranks
-    more = "" if padded == config.num_attention_heads else f", {config.num_attention_heads} heads padded to {padded}"
-    return f", {config.num_hidden_layers} layers{more}"
-
-
-def changes(old: BundleSpec, new: BundleSpec) -> str:
-    """The fields of two bundles that differ, each with its old and new value."""
-    fields = [f.name for f in dataclasses.fields(old) if not f.name.endswith("_config")]
-    pairs = [(n, *(_word(getattr(spec, n)) for spec in (old, new))) for n in fields]
-    return ", ".join(f"{name} {before} for {after}" for name, before, after in pairs if before != after)
-
-
-def _word(value: Any) -> str:
-    return (",".join(map(str, value)) or "0") if isinstance(value, tuple) else str(value)

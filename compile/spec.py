@@ -1,7 +1,5 @@
 """The command line of compile.build as one frozen value, checked before anything is paid."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -12,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from compile.neuron.flags import DEFAULT_FLAGS, flags_of
-from compile.tokenizer import same_tokenizer
+from compile.tokenizer import check_tokenizers
 from model.config import PRESETS, load_config
-from model.drafters.kind import Kind
-from model.drafters.registry import KINDS, NONE, inferred, load_draft
+from model.drafter import Drafter
+from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
 from trnspec.bundle.checkpoint import has_weights
-from trnspec.bundle.spec import LAYERS, MAX_LAYERS, MAX_TP, BundleSpec, spec_from_json
+from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
 
@@ -28,20 +26,17 @@ AUTO = "auto"
 class Recipe:
     """Rare fields of a build, a JSON object in the file of --recipe.
 
-    `draft_tp`: ranks of one copy of the draft, 1, 2, 4 or 8; 0 means all. `blocks`: those of a pool of caches, by
-    default as many as the batch may need. `chunks`: rows of the prompts' graphs, powers of two. `layers`: the most
-    layers of a launch of NKI kernels, by default 16; 1 launches each half of one. `toolchain`: auto takes the installed
-    SDK, cpu makes HLO alone, neuron fails without the SDK. `compiler_flags`: a line, nxdi for NxDI's own, or {NxDI's
-    tag: line}. `compiler_input`: the form in which neuronx-cc gets a graph.
+    `blocks`: size of the block pool, by default what the batch may need. `chunks`: rows of the prompts' graphs, powers
+    of two. `layers`: the most layers of a launch of NKI kernels, by default 16; 1 launches each half of a layer.
+    `toolchain`: auto makes NEFFs if neuronx-cc is installed, cpu makes HLO only, neuron fails without neuronx-cc,
+    model.pt makes the file of NxDI's loader instead. `compiler_flags`: a line, or {prefill: line, step: line}.
     """
 
-    draft_tp: Annotated[int, Range(0, MAX_TP)] = 0
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
-    toolchain: Literal["auto", "cpu", "neuron"] = "auto"
+    toolchain: Literal["auto", "cpu", "neuron", "model.pt"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
-    compiler_input: Literal["hlo", "stablehlo"] = "hlo"
 
 
 _PLAIN = Recipe()
@@ -62,69 +57,76 @@ class BuildSpec:
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle")
-    drafter: str = _flag(AUTO, f"{', '.join(KINDS)}, or auto: inferred from the draft's config.json, none with k 0")
+    drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
     recipe: Recipe = field(
         default=_PLAIN,
-        metadata={
-            "help": "a JSON object of rare fields, or its file: draft_tp, blocks, chunks, layers, toolchain, "
-            "compiler_flags, compiler_input"
-        },
+        metadata={"help": f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"},
     )
+    jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per 40 GB of memory")
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
 
     @property
-    def kind(self) -> Kind:
-        """The kind of drafter, inferred from the draft's checkpoint where the flag leaves it open."""
-        if self.drafter not in (AUTO, *KINDS):
-            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *KINDS))}")
+    def drafter_type(self) -> type[Drafter]:
+        """The class of the drafter, inferred from the draft's checkpoint where the flag leaves it open."""
+        if self.drafter not in (AUTO, *DRAFTERS):
+            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *DRAFTERS))}")
         if self.drafter != AUTO:
-            return KINDS[self.drafter]
-        return inferred(self.draft) if ks_of(self.k) else NONE
+            return DRAFTERS[self.drafter]
+        return infer_drafter(self.draft) if ks_of(self.k) else Drafter
 
     @functools.cached_property
     def bundle(self) -> BundleSpec:
         """Everything that the bundle's content depends on but the weights; UserError for a model that is not there."""
-        target, ks, kind = load_config(self.target), ks_of(self.k), self.kind
+        target, ks, drafter = load_config(self.target), ks_of(self.k), self.drafter_type
         return BundleSpec(
             target=model_name(self.target), target_config=target, tp=self.tp, ks=ks, batch=self.batch,
-            max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=kind.name,  # type: ignore[arg-type]
-            draft=model_name(self.draft) if kind.has_model else "none",
-            draft_config=load_draft(kind, self.draft, target) if kind.has_model else None,
-            draft_tp=self.recipe.draft_tp, blocks=self.recipe.blocks, chunks=self.recipe.chunks,
+            max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=drafter.name,  # type: ignore[arg-type]
+            draft=model_name(self.draft) if drafter.has_model else "none",
+            draft_config=load_draft(drafter, self.draft, target) if drafter.has_model else None,
+            blocks=self.recipe.blocks, chunks=self.recipe.chunks,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 
     @property
     def checkpoints(self) -> dict[str, Path]:
         """Folder of each model's weights, by its role; empty for a build without weights."""
-        folders = {"target": self.target} | ({"draft": self.draft} if self.kind.has_model else {})
-        return {role: Path(folder) for role, folder in folders.items()} if _held(self.target) else {}
+        folders = {"target": self.target} | ({"draft": self.draft} if self.drafter_type.has_model else {})
+        return {role: Path(folder) for role, folder in folders.items()} if _has_weights(self.target) else {}
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
-        bundle = self.bundle
-        bundle.check()
+        bundle, drafter = self.bundle, self.drafter_type
         try:
-            spec_from_json(bundle.as_json(), "")
+            spec_from_json(bundle.as_json(), "").check()
         except Wrong as wrong:
             raise UserError(f"{wrong}; correct it and run the command again") from wrong
         flags_of(self.recipe.compiler_flags)
-        if not self.kind.has_model and self.draft != BuildSpec.draft:
-            why = f"the drafter {self.kind.name} has no model" if bundle.k else "k is 0, which builds the target alone"
+        if "://" in self.out or self.out.startswith("s3:"):
+            raise UserError(f"--out is {self.out}; give a local folder, and push it: python -m compile.store push")
+        if not drafter.has_model and self.draft != BuildSpec.draft:
+            why = f"the drafter {drafter.name} has no model" if bundle.k else "k is 0, which builds the target alone"
             raise UserError(f"{why}, and --draft was given; leave it out{'' if bundle.k else ', or raise k'}")
-        if self.kind.has_model and _held(self.target) != _held(self.draft):
-            with_, without = (self.target, self.draft) if _held(self.target) else (self.draft, self.target)
+        if drafter.has_model and _has_weights(self.target) != _has_weights(self.draft):
+            with_, without = (self.target, self.draft) if _has_weights(self.target) else (self.draft, self.target)
             raise UserError(
                 f"{with_} holds weights and {without} holds none; give two folders with model.safetensors, or none"
             )
-        if self.checkpoints and self.kind.decodes:
-            same_tokenizer(Path(self.target), Path(self.draft))
+        if self.checkpoints:
+            check_tokenizers(self.checkpoints["target"], bundle.target_config.vocab_size,
+                             self.checkpoints["draft"] if drafter.is_causal_lm else None)  # fmt: skip
+
+    def notes(self) -> list[str]:
+        """What a bundle of this spec lacks, in sentences."""
+        if not self.checkpoints:
+            return [f"{self.target} has no weights: this bundle has graphs only"]
+        lacks = not (self.checkpoints["target"] / "tokenizer.json").is_file()
+        return [f"{self.target} has no tokenizer.json: this bundle cannot take text"] * lacks
 
 
-def _held(name_or_path: str) -> bool:
+def _has_weights(name_or_path: str) -> bool:
     return name_or_path not in PRESETS and has_weights(Path(name_or_path))
 
 

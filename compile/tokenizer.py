@@ -1,6 +1,4 @@
-"""Checks that target and draft have one tokenizer: a draft proposes ids, and the target reads them."""
-
-from __future__ import annotations
+"""Checks the tokenizers of a build: the ids of the target's are the model's, and a draft's are the same."""
 
 from pathlib import Path
 
@@ -9,22 +7,28 @@ from tokenizers import Tokenizer
 from model.errors import UserError
 
 
-def same_tokenizer(target: Path, draft: Path) -> None:
-    """Refuse a pair whose tokenizer.json differ; a folder without one is refused too."""
-    contents = []
-    for folder in (target, draft):
-        file = folder / "tokenizer.json"
+def check_tokenizers(target: Path, ids: int, draft: Path | None = None) -> None:
+    """Raise UserError if the target's tokenizer.json cannot be read or has ids from `ids` on, or a draft's differs.
+
+    Without a draft there may be no tokenizer.
+    """
+    files = [folder / "tokenizer.json" for folder in (target, draft) if folder]
+    for file in files if draft else ():
         if not file.is_file():
-            raise UserError(f"{folder} has no tokenizer.json; give a checkpoint folder with its tokenizer")
-        contents.append(file.read_bytes())
-    if contents[0] != contents[1] and _vocabulary(contents[0], target) != _vocabulary(contents[1], draft):
+            raise UserError(f"{file.parent} has no tokenizer.json; give a checkpoint folder with its tokenizer")
+    contents = {file: file.read_bytes() for file in files if file.is_file()}
+    vocabularies = {content: _vocabulary(content, file) for file, content in contents.items()}
+    for vocabulary in list(vocabularies.values())[:1]:
+        if (last := max(vocabulary.values(), default=0)) >= ids:
+            raise UserError(f"{files[0]} has the id {last} and the model's vocab_size is {ids}; give the model's own")
+    if any(vocabulary != next(iter(vocabularies.values())) for vocabulary in vocabularies.values()):
         raise UserError(
             f"the tokenizers of {target} and {draft} differ; a draft must propose ids of the target's tokenizer"
         )
 
 
-def _vocabulary(content: bytes, folder: Path) -> dict[str, int]:
+def _vocabulary(content: bytes, file: Path) -> dict[str, int]:
     try:
         return dict(Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True))
     except Exception as error:  # the library raises bare Exception for a bad file
-        raise UserError(f"{folder}/tokenizer.json cannot be read ({error}); fetch the checkpoint again") from error
+        raise UserError(f"{file} cannot be read ({error}); fetch the checkpoint again") from error

@@ -1,141 +1,125 @@
-"""Seeded generators of structured text: repetition, counting, lists and tables."""
+"""Seeded generators of structured text: repetition, counting, lists, tables, JSON and simple Python."""
 
 import calendar
+import json
 import random
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
-Generator = Callable[[random.Random, Sequence[str]], str]
-# most repetition uses these fixed lines and cycles, so that the models know them
-LINES = (Path(__file__).parent / "text/lines.txt").read_text().splitlines()
-CYCLES = [tuple(cycle.split()) for cycle in (
-    "red green blue", "one two three four", "yes no", "tick tock", "north east south west",
-    "spring summer autumn winter", "do re mi fa sol la ti", "ha", "left right", "a b c", "0 1", "foo bar baz",
-)]  # fmt: skip
-KNOWN_SHARE = 0.85
-FEW, MANY = (3, 4, 5, 6, 8, 10, 12), (20, 30, 40, 50, 100)
-REPEAT_REQUESTS = (
-    "Repeat the following line exactly {n} times: {line}\n",
-    "Repeat this line {n} times: {line}\n",
-    "Write the line below {n} times.\n{line}\n\n",
-    "Say it {n} times: {line}\n",
+# lines and cycles are fixed, so that small models can know them
+LINES = (Path(__file__).parent / "text/lines.txt").read_text(encoding="utf-8").splitlines()
+CYCLES = (
+    "red green blue", "one two three four", "yes no", "tick tock", "north east south west", "left right", "a b c",
+    "spring summer autumn winter", "do re mi fa sol la ti", "ha", "0 1", "foo bar baz",
+)  # fmt: skip
+REQUESTS = (
+    "Repeat the following line exactly {n} times: {line}\n", "Repeat this line {n} times: {line}\n",
+    "Write the line below {n} times.\n{line}\n\n", "Say it {n} times: {line}\n",
+)  # fmt: skip
+COUNTS = (3, 4, 5, 6, 8, 10, 12, 20, 30, 40, 50, 100)
+NAMES = ("Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi", "Ivan", "Judy")
+OPERATIONS = (("add", "+"), ("sub", "-"), ("mul", "*"), ("div", "/"), ("mod", "%"), ("pow", "**"))
+FIELDS = ("x", "y", "z", "name", "size", "color", "width", "height", "price", "count", "title")
+Record = Callable[[int], dict[str, Any]]
+RECORDS: tuple[Record, ...] = (
+    lambda n: {"id": n, "name": NAMES[n % 10], "email": f"{NAMES[n % 10].lower()}@example.com"},
+    lambda n: {"id": n, "name": NAMES[n % 10], "active": True},
+    lambda n: {"id": n, "name": NAMES[n % 10], "score": 10 * n},
+    lambda n: {"index": n, "value": 2 * n, "valid": True},
+    lambda n: {"step": n, "status": "done", "error": None},
+    lambda n: {"item": f"item-{n}", "price": 5 * n, "currency": "EUR"},
 )
-WEEK, MONTHS = tuple(calendar.day_name), tuple(calendar.month_name)[1:]
 
 
-def _times(rng: random.Random) -> int:
-    return rng.choice(MANY if rng.random() < 0.3 else FEW)
-
-
-def _line(rng: random.Random, words: Sequence[str]) -> str:
-    if rng.random() < KNOWN_SHARE:
-        return rng.choice(LINES)
-    line = " ".join(rng.choice(words[:1000]) for _ in range(rng.randint(2, 6)))
-    line = line.capitalize() if rng.random() < 0.4 else line
-    return line + rng.choice(("", ".", ".", "!"))
-
-
-def repeated_line(rng: random.Random, words: Sequence[str]) -> str:
+def repeated_line(rng: random.Random) -> str:
     """An instruction to repeat a line, then the line that many times."""
-    line, n = _line(rng, words), _times(rng)
-    return rng.choice(REPEAT_REQUESTS).format(n=n, line=line) + (line + "\n") * n
+    line, n = rng.choice(LINES), rng.choice(COUNTS)
+    return rng.choice(REQUESTS).format(n=n, line=line) + (line + "\n") * n
 
 
-def repeated_cycle(rng: random.Random, words: Sequence[str]) -> str:
-    """A short cycle of words, again and again, without an instruction."""
-    known = rng.random() < KNOWN_SHARE
-    drawn = tuple(rng.choice(words[:1000]) for _ in range(rng.randint(2, 5)))
-    cycle = rng.choice(CYCLES) if known else drawn
-    separator = rng.choice((" ", ", ", "\n", " - "))
-    return separator.join(cycle * _times(rng)) + "\n"
+def repeated_cycle(rng: random.Random) -> str:
+    """A cycle of words, or a stanza of lines, again and again."""
+    if rng.random() < 0.4:
+        stanza = "".join(rng.choice(LINES) + "\n" for _ in range(rng.randint(2, 4)))
+        return (stanza + "\n") * rng.choice(COUNTS[:7])
+    return rng.choice((" ", ", ", "\n", " - ")).join(rng.choice(CYCLES).split() * rng.choice(COUNTS)) + "\n"
 
 
-def repeated_stanza(rng: random.Random, words: Sequence[str]) -> str:
-    """A few lines repeated as a block, as in a refrain."""
-    stanza = "".join(_line(rng, words) + "\n" for _ in range(rng.randint(2, 4)))
-    head = rng.choice(("", "Sing the chorus again and again:\n\n"))
-    return head + (stanza + "\n") * rng.choice(FEW)
+def counting(rng: random.Random) -> str:
+    """Up, down, or in steps."""
+    step, last = rng.choice((1, 1, 1, -1, 2, 5, 10, 100)), rng.choice((10, 20, 30, 50, 99, 100, rng.randint(8, 60)))
+    if step < 0:
+        return f"Count down from {last} to 1: {', '.join(str(n) for n in range(last, 0, -1))}.\n"
+    first = step if step > 1 else rng.choice((0, 1, 1, 1, 1, rng.randint(2, 99)))
+    numbers = [str(first + step * n) for n in range(20 if step > 1 else last)]
+    rule = f" in steps of {step}" if step > 1 else ""
+    head = rng.choice((f"Count from {numbers[0]} to {numbers[-1]}{rule}: ", f"Numbers {first} to {numbers[-1]}:\n", ""))
+    return head + rng.choice((", ", ", ", " ", "\n")).join(numbers) + ".\n"
 
 
-def _span(rng: random.Random) -> tuple[int, int]:
-    first = rng.choice((0, 1, 1, 1, 1, 1, rng.randint(2, 99)))
-    return first, first + rng.choice((10, 20, 30, 50, 99, 100, rng.randint(8, 60)))
+def numbered(rng: random.Random) -> str:
+    """Numbered lines around a fixed phrase, or numbered assignments."""
+    label = rng.choice(("Step {}: ", "Line {}: ", "{}. ", "Item {}: ", "Chapter {}: ", "[{}] "))
+    phrase, count = rng.choice(LINES), rng.choice((8, 10, 12, 20, 30))
+    if rng.random() < 0.3:
+        label, phrase = rng.choice(("x_{0} = {0}", "value_{0} = {0}", "row_{0} = {0}")), ""
+    return "".join(label.format(n) + phrase + "\n" for n in range(1, count + 1))
 
 
-def counting(rng: random.Random, words: Sequence[str]) -> str:
-    """Count from one number to another, up, in one of several formats."""
-    first, last = _span(rng)
-    if first == 1 and rng.random() < 0.7:
-        last -= 1
-    numbers = [str(n) for n in range(first, last + 1)]
-    head = rng.choice(("Count from {} to {}: ", "Count from {} to {}: ", "Numbers {} to {}:\n", ""))
-    separator = rng.choice((", ", ", ", " ", "\n"))
-    return head.format(first, last) + separator.join(numbers) + rng.choice((".\n", "\n"))
+def listed(rng: random.Random) -> str:
+    """The alphabet, the week, the months, or consecutive days."""
+    kinds = (string.ascii_lowercase, string.ascii_uppercase, calendar.day_name, list(calendar.month_name)[1:])
+    if rng.random() < 0.4:
+        day = date(rng.randint(2025, 2026), rng.randint(1, 12), 1)
+        return "".join(f"{day + timedelta(days=n)}\n" for n in range(rng.choice((10, 20, 31))))
+    return rng.choice((", ", " ", "\n")).join(list(rng.choice(kinds)) * rng.choice((1, 2, 3, 4))) + "\n"
 
 
-def counting_down(rng: random.Random, words: Sequence[str]) -> str:
-    """Count down to one."""
-    first, last = rng.choice((10, 20, 30, 50, 60, 100, rng.randint(5, 100))), 1
-    numbers = ", ".join(str(n) for n in range(first, last - 1, -1))
-    return f"Count down from {first} to {last}: {numbers}.\n"
-
-
-def counting_by(rng: random.Random, words: Sequence[str]) -> str:
-    """Count in steps of 2, 5, 10 or 100."""
-    step = rng.choice((2, 2, 5, 5, 10, 10, 100))
-    count = rng.choice((20, 20, 40))
-    numbers = [step * n for n in range(1, count + 1)]
-    text = ", ".join(str(n) for n in numbers)
-    return f"Count from {numbers[0]} to {numbers[-1]} in steps of {step}: {text}.\n"
-
-
-def numbered(rng: random.Random, words: Sequence[str]) -> str:
-    """Numbered lines around a fixed phrase: Step 1: ..., Step 2: ..."""
-    label = rng.choice(("Step {}:", "Line {}:", "{}.", "Item {}:", "Chapter {}:", "[{}]"))
-    phrase, count = _line(rng, words), rng.choice((8, 10, 12, 20, 30))
-    head = rng.choice(("", f"Write {count} numbered lines that say: {phrase}\n"))
-    return head + "".join(f"{label.format(n)} {phrase}\n" for n in range(1, count + 1))
-
-
-def alphabet(rng: random.Random, words: Sequence[str]) -> str:
-    """The alphabet, the week or the months, once or cycled."""
-    items = list(rng.choice((string.ascii_lowercase, string.ascii_uppercase, WEEK, MONTHS)))
-    start = rng.choice((0, 0, rng.randrange(len(items))))
-    cycled = (items[start:] + items[:start]) * rng.choice((1, 2, 3, 4))
-    head = "The alphabet: " if items[0] in "aA" and not start else ""
-    return head + rng.choice((", ", " ", "\n")).join(cycled) + "\n"
-
-
-def dates(rng: random.Random, words: Sequence[str]) -> str:
-    """Consecutive days in ISO format, sometimes with the weekday."""
-    day, weekday = date(rng.randint(2025, 2026), rng.randint(1, 12), 1), rng.random() < 0.3
-    head = rng.choice(("", f"List the days from {day}:\n"))
-    days = [day + timedelta(days=n) for n in range(rng.choice((10, 20, 31)))]
-    return head + "".join(f"{d} {WEEK[d.weekday()]}\n" if weekday else f"{d}\n" for d in days)
-
-
-def times_table(rng: random.Random, words: Sequence[str]) -> str:
-    """A multiplication table, one product in each line."""
-    factor = rng.randint(2, 12)
-    head = rng.choice(("", f"The {factor} times table:\n"))
-    count = rng.choice((10, 12))
-    return head + "".join(f"{factor} x {n} = {factor * n}\n" for n in range(1, count + 1))
-
-
-def markdown_table(rng: random.Random, words: Sequence[str]) -> str:
-    """A table of n, its double and its square, or of constant cells."""
-    rows = range(1, rng.choice((11, 16, 21)))
+def table(rng: random.Random) -> str:
+    """A multiplication table, or n with its double and its square."""
+    factor, rows = rng.randint(2, 12), range(1, rng.choice((11, 13, 16, 21)))
     if rng.random() < 0.5:
-        lines = [f"| {n} | {2 * n} | {n * n} |" for n in rows]
-        return "\n".join(["| n | double | square |", "| --- | --- | --- |", *lines]) + "\n"
-    name, value = rng.choice(words), rng.choice(words)
-    lines = [f"| {n} | {name} | {value} |" for n in rows]
-    return "\n".join(["| row | name | value |", "| --- | --- | --- |", *lines]) + "\n"
+        return f"The {factor} times table:\n" + "".join(f"{factor} x {n} = {factor * n}\n" for n in rows)
+    lines = [f"| {n} | {2 * n} | {n * n} |" for n in rows]
+    return "\n".join(["| n | double | square |", "| --- | --- | --- |", *lines]) + "\n"
 
 
-GENERATORS: dict[Generator, int] = {
-    repeated_line: 10, repeated_cycle: 3, repeated_stanza: 2, counting: 7, counting_down: 2, counting_by: 4,
-    numbered: 3, alphabet: 2, dates: 2, times_table: 2, markdown_table: 2,
+def records(rng: random.Random) -> str:
+    """Records with fixed keys: JSON lines, or an array."""
+    record, count = rng.choice(RECORDS), rng.choice((5, 6, 8, 10, 15, 20))
+    made, keys = [record(n) for n in range(1, count + 1)], ", ".join(record(1))
+    if rng.random() < 0.5:
+        head = rng.choice(("", f"Write a JSON array of {count} records with the keys {keys}.\n"))
+        return head + json.dumps(made, indent=rng.choice((None, 2))) + "\n"
+    head = rng.choice(("", f"Write {count} JSON lines with the keys {keys}.\n"))
+    return head + "".join(json.dumps(one) + "\n" for one in made)
+
+
+def functions(rng: random.Random) -> str:
+    """Arithmetic functions, or a family of one of them."""
+    (name, op), count = rng.choice(OPERATIONS), rng.choice((6, 8, 12))
+    if rng.random() < 0.5:
+        return "\n\n".join(f"def {n}(a, b):\n    return a {o} b\n" for n, o in OPERATIONS)
+    return "\n\n".join(f"def {name}_{n}(x):\n    return x {op} {n}\n" for n in range(1, count + 1))
+
+
+def code(rng: random.Random) -> str:
+    """A loop with what it prints, test lines, or a class with its getters."""
+    first, count, fields = rng.randint(1, 9), rng.choice((5, 10, 20)), rng.sample(FIELDS, rng.randint(2, 4))
+    stores = "".join(f"        self.{field} = {field}\n" for field in fields)
+    getters = "".join(f"\n    def get_{f}(self):\n        return self.{f}\n" for f in fields)
+    tests = "".join(f"    assert add({first}, {n}) == {first + n}\n" for n in range(1, count + 1))
+    return rng.choice((
+        f"for i in range({count}):\n    print(i)\n\n# prints\n" + "".join(f"{n}\n" for n in range(count)),
+        f"def test_add():\n{tests}",
+        f"class Item:\n    def __init__(self, {', '.join(fields)}):\n{stores}{getters}",
+    ))  # fmt: skip
+
+
+GENERATORS: dict[Callable[[random.Random], str], int] = {
+    repeated_line: 10, repeated_cycle: 5, counting: 13, numbered: 5, listed: 4, table: 4, records: 10, functions: 6,
+    code: 7,
 }  # fmt: skip

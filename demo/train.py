@@ -1,137 +1,167 @@
-"""Training of the target on the corpus, and of both chain drafts on the corpus and on the target's probabilities."""
+"""`python -m demo.train --out DIR`: trains a target and its chain drafts as the demo's, in about an hour on one thread.
 
-import itertools
+The target learns the next token of the corpus. The drafts learn it too, and then the target's probabilities, in turn on
+rows of the corpus and on text that the target wrote. Hidden matrices are updated by Muon, other weights by AdamW.
+Shapes, tokenizer and files are those of the committed models; the weights differ.
+"""
+
+import argparse
+import copy
 import json
-import time
+import math
+import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 
-import tokenizers
 import torch
-import transformers
 from rich.progress import track
 from tokenizers import Tokenizer
-from transformers import Qwen3ForCausalLM
+from torch.nn import functional
+from transformers import AutoConfig, DynamicCache, Qwen3ForCausalLM
 
-from demo.corpus import Prose, batches, end_id, rows
-from demo.learn import Rates, Sampler, Updates, distillation_loss, greedy, next_token_loss, written
-from demo.models import build, rounded
+from demo.corpus import batches
 
-HELD_OUT_ROWS = 8
-TARGET_RATES, DRAFT_RATES = Rates(muon=5e-3, adamw=4e-3), Rates(muon=8e-3, adamw=1e-2)
-OWN_PROMPT_TOKENS = (8, 16, 32)
-Point = dict[str, float | int | str]
+HERE = Path(__file__).parent
+DRAFTS = ("draft", "draft_small")
+COPIED = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+# peak rates of Muon and AdamW
+TARGET_RATES, DRAFT_RATES = (5e-3, 4e-3), (8e-3, 1e-2)
+_WARMUP, _FINAL = 0.04, 0.03
+_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class PairPlan:
-    """The size of a run: steps of the target, of the drafts on the corpus, and of the drafts towards the target."""
+class Plan:
+    """Steps of the target, of the drafts on the corpus and of the drafts towards the target, and sizes of a step."""
 
-    steps: int = 1100
-    draft_steps: int = 275
-    distil_steps: int = 660
+    target: int = 1100
+    draft: int = 275
+    distil: int = 660
     batch: int = 4
     length: int = 512
-    seed: int = 0
-    target_rates: Rates = TARGET_RATES
-    draft_rates: Rates = DRAFT_RATES
-    own_batches: int = 24
-    own_batch_rows: int = 24
-    every: int = 50
+    written: int = 576
+
+
+def new_model(name: str) -> Qwen3ForCausalLM:
+    """A model of the committed shape. Wider than Qwen's 0.02, which is too small here; blocks begin as the identity."""
+    model = Qwen3ForCausalLM(AutoConfig.from_pretrained(HERE / name)).float()
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.03 if model.config.tie_word_embeddings else 0.5)
+    for weight_name, weight in model.model.layers.named_parameters():
+        if weight_name.endswith(("o_proj.weight", "down_proj.weight")):
+            torch.nn.init.zeros_(weight)
+        elif weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    return model
 
 
 class Learner:
-    """A language model with its updates."""
+    """A model with its optimizers and their cosine schedules."""
 
-    def __init__(self, name: str, end: int, rates: Rates, steps: int) -> None:
-        self.name, self.model = name, build(name, end)
-        self.updates = Updates(self.model, self.model.model.layers.parameters(), rates, steps)
+    def __init__(self, name: str, rates: tuple[float, float], steps: int) -> None:
+        self.model = new_model(name)
+        matrices = [w for w in self.model.model.layers.parameters() if w.ndim == 2]
+        taken = {id(w) for w in matrices}
+        others = [w for w in self.model.parameters() if id(w) not in taken]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            # updates as large as AdamW's (Moonlight, arXiv 2502.16982)
+            torch.optim.Muon(matrices, lr=rates[0], weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=rates[1], betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.schedules = [
+            torch.optim.lr_scheduler.LambdaLR(o, lambda step: _share_of_peak(step, steps)) for o in self.optimizers
+        ]
 
-    def step(self, ids: torch.Tensor, teacher_logits: torch.Tensor | None = None) -> float:
-        """One update on ids [B, S]: next-token loss, or the distance to teacher logits [B, S, V]."""
+    def step(self, ids: torch.Tensor, teacher: torch.Tensor | None = None) -> float:
+        """One update on ids (B, S): the next token's loss, or KL(target || draft) to teacher logits (B, S, V)."""
         self.model.train()
         logits = self.model(ids).logits
-        loss = next_token_loss(logits, ids) if teacher_logits is None else distillation_loss(logits, teacher_logits)
-        return self.updates.apply(loss)
+        if teacher is None:
+            loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        else:
+            target, draft = (x.flatten(0, 1).log_softmax(-1) for x in (teacher, logits))
+            loss = functional.kl_div(draft, target, log_target=True, reduction="batchmean")
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        return loss.item()
 
 
-class PairRun:
-    """A run of the plan: its text, its curve, and the seconds of each stage."""
+def _share_of_peak(step: int, steps: int) -> float:
+    """Linear warm-up, then a cosine."""
+    warmup = max(1, round(_WARMUP * steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, steps - warmup))
+    return _FINAL + (1 - _FINAL) * 0.5 * (1 + math.cos(math.pi * done))
 
-    def __init__(self, plan: PairPlan, prose: Prose, tokenizer: Tokenizer) -> None:
-        self.plan, self.prose, self.tokenizer = plan, prose, tokenizer
-        self.curve: list[Point] = []
-        self.seconds: dict[str, float] = {}
-        self.held_out: dict[str, torch.Tensor] = {}
-        for entropy in ("structured", "open"):
-            stream = rows(prose, entropy, tokenizer, plan.length, plan.seed, held_out=True)
-            self.held_out[entropy] = torch.tensor(list(itertools.islice(stream, HELD_OUT_ROWS)))
 
-    def batches(self, seed: int, count: int) -> Iterator[torch.Tensor]:
-        """Batches [count, S] of the corpus."""
-        return batches(self.prose, self.tokenizer, (count, self.plan.length), seed)
+@torch.no_grad()
+def written(target: Qwen3ForCausalLM, corpus: Iterator[torch.Tensor], rows: int, length: int) -> torch.Tensor:
+    """Rows (R, length) that the target continues from the first tokens of corpus rows, greedy and sampled in turn."""
+    parts = list[torch.Tensor]()
+    while sum(map(len, parts)) < rows:
+        ids, cache = next(corpus)[:, :_PROMPT_TOKENS], DynamicCache()
+        step = ids
+        while ids.shape[1] < length:
+            logits = target(step, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+            step = torch.multinomial(logits.softmax(-1), 1) if len(parts) % 2 else logits.argmax(-1, keepdim=True)
+            ids = torch.cat([ids, step], dim=1)
+        parts.append(ids)
+    return torch.cat(parts)[torch.randperm(rows)]
 
-    def stage(self, name: str, steps: int) -> Iterator[int]:
-        """Count steps from 1 under a progress bar, and keep the stage's seconds."""
-        began = time.perf_counter()
-        yield from track(range(1, steps + 1), name)
-        self.seconds[name] = round(time.perf_counter() - began, 1)
 
-    @torch.no_grad()
-    def record(self, learner: Learner, stage: str, at: tuple[int, int, int], loss: float) -> None:
-        """At the first, each `every`-th and the last step (before the stage, in it, all): a point of the curve."""
-        before, step, steps = at
-        if step not in (1, steps) and step % self.plan.every:
-            return
-        point: Point = {"model": learner.name, "stage": stage, "step": before + step, "loss": round(loss, 4)}
-        learner.model.train(False)
-        for entropy, ids in self.held_out.items():
-            point[f"held_out_{entropy}"] = round(next_token_loss(learner.model(ids).logits, ids).item(), 4)
-        self.curve.append(point)
-        print(json.dumps(point), flush=True)
+def train(plan: Plan, tokenizer: Tokenizer) -> dict[str, Qwen3ForCausalLM]:
+    """The trained models by name, in fp32 with weights rounded to bf16."""
+    corpus = batches(tokenizer, plan.batch, plan.length, seed=0)
+    learner = Learner("target", TARGET_RATES, plan.target)
+    for _ in track(range(plan.target), "target"):
+        learner.step(next(corpus))
+    target = rounded(learner.model)
+    learners = {name: Learner(name, DRAFT_RATES, plan.draft + plan.distil) for name in DRAFTS}
+    for _ in track(range(plan.draft), "drafts on the corpus"):
+        ids = next(corpus)
+        for learner in learners.values():
+            learner.step(ids)
+    own = written(target, batches(tokenizer, 24, plan.length, seed=1), plan.written, plan.length // 2)
+    for step in track(range(plan.distil), "drafts towards the target"):
+        ids = own[torch.randint(len(own), (plan.batch,))] if step % 2 else next(corpus)
+        with torch.no_grad():
+            teacher = target(ids).logits
+        for learner in learners.values():
+            learner.step(ids, teacher)
+    return {"target": target} | {name: rounded(learner.model) for name, learner in learners.items()}
 
-    def target(self) -> Qwen3ForCausalLM:
-        """The target, on the corpus; its weights end rounded to bfloat16."""
-        plan = self.plan
-        torch.manual_seed(plan.seed)
-        learner = Learner("target", end_id(self.tokenizer), plan.target_rates, plan.steps)
-        corpus = self.batches(plan.seed, plan.batch)
-        for step in self.stage("target", plan.steps):
-            self.record(learner, "corpus", (0, step, plan.steps), learner.step(next(corpus)))
-        return rounded(learner.model)
 
-    def drafts(self, target: Qwen3ForCausalLM) -> dict[str, Qwen3ForCausalLM]:
-        """Both drafts: on the corpus first, then towards the target, on corpus rows and on its own text in turn."""
-        plan, end = self.plan, end_id(self.tokenizer)
-        torch.manual_seed(plan.seed + 1)
-        total = plan.draft_steps + plan.distil_steps
-        learners = [Learner(name, end, plan.draft_rates, total) for name in ("draft", "draft_small")]
-        corpus = self.batches(plan.seed + 1, plan.batch)
-        for step in self.stage("drafts", plan.draft_steps):
-            ids = next(corpus)
-            for learner in learners:
-                self.record(learner, "corpus", (0, step, plan.draft_steps), learner.step(ids))
-        own_RS = self.own_rows(target)
-        for step in self.stage("distil", plan.distil_steps):
-            at = torch.arange(plan.batch) + step // 2 * plan.batch
-            ids = own_RS[at % len(own_RS)] if step % 2 else next(corpus)
-            with torch.no_grad():
-                teacher_logits = target(ids).logits
-            for learner in learners:
-                loss = learner.step(ids, teacher_logits)
-                self.record(learner, "distil", (plan.draft_steps, step, plan.distil_steps), loss)
-        return {learner.name: rounded(learner.model) for learner in learners}
+def rounded(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
+    """The model with its weights rounded, one by one: casting the module would round rotary frequencies too."""
+    for weight in model.parameters():
+        weight.data.copy_(weight.data.bfloat16())
+    return model.eval()
 
-    def own_rows(self, target: Qwen3ForCausalLM) -> torch.Tensor:
-        """Rows of text that the target wrote, greedy and sampled in turn, shuffled."""
-        plan, generator = self.plan, torch.Generator().manual_seed(self.plan.seed)
-        choices = (greedy, Sampler(generator))
-        ways = [(OWN_PROMPT_TOKENS[n % 3], choices[n % 2]) for n in range(plan.own_batches)]
-        own_RS = written(target, self.batches(plan.seed + 2, plan.own_batch_rows), ways, plan.length // 2)
-        return own_RS[torch.randperm(len(own_RS), generator=torch.Generator().manual_seed(plan.seed))]
 
-    def report(self) -> dict[str, object]:
-        """Plan, seconds, versions, data and curve."""
-        versions = {m.__name__: m.__version__ for m in (torch, transformers, tokenizers)}
-        data = {"versions": versions, "prose_sha256": self.prose.sha256}
-        return {"plan": asdict(self.plan), "seconds": self.seconds, **data, "curve": self.curve}
+def save(model: Qwen3ForCausalLM, name: str, folder: Path) -> None:
+    """A Hugging Face folder in bf16 with the committed configuration and tokenizer."""
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    for file in COPIED:
+        shutil.copyfile(HERE / name / file, folder / file)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model folders")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    for name, model in train(Plan(), Tokenizer.from_file(str(HERE / "target/tokenizer.json"))).items():
+        save(model, name, out / name)
+        print(json.dumps({"model": name, "parameters": sum(w.numel() for w in model.parameters())}))
+
+
+if __name__ == "__main__":
+    main()

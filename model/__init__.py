@@ -1,1 +1,1 @@
-"""Qwen3 by hand: its cache and sampling, and the fused speculative step."""
+"""Qwen3 by hand, its cache and sampling, the fused speculative step, and the code that runs a bundle."""

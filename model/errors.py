@@ -1,12 +1,10 @@
 """The one error that a user may meet: a sentence, never a traceback."""
 
-from __future__ import annotations
-
 import errno
 import signal
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -16,7 +14,7 @@ class UserError(Exception):
 
 
 def guarded(work: Callable[[], T], place: str) -> T:
-    """Run work on files. An operating-system error becomes a UserError that names the file, or the place."""
+    """Run work on files; an operating-system error becomes a UserError that names the file, or the place."""
     try:
         return work()
     except OSError as error:
@@ -32,9 +30,9 @@ def sentence_of(error: OSError, place: str) -> str:
 
 def run_cli(main: Callable[[], None]) -> None:
     """Run a command: a UserError, or a file that refuses, is a sentence on stderr and exit code 2; Ctrl-C is 130."""
-    interrupts: list[int] = []
+    interrupts = list[int]()
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(number: int, frame: Any) -> None:
         interrupts.append(number)
         raise KeyboardInterrupt
 
@@ -42,7 +40,7 @@ def run_cli(main: Callable[[], None]) -> None:
     try:
         main()
     except (KeyboardInterrupt, Exception) as error:
-        # a library may raise its own error for a Ctrl-C
+        # a library may raise an error of its own for a Ctrl-C that it meets
         if interrupts or isinstance(error, KeyboardInterrupt):
             print("interrupted: finished work is kept; run the command again to continue", file=sys.stderr)
             raise SystemExit(130) from None
@@ -51,13 +49,7 @@ def run_cli(main: Callable[[], None]) -> None:
             raise SystemExit(141) from None
         if not isinstance(error, (UserError, OSError, RecursionError)):
             raise
-        print(f"error: {_sentence(error)}", file=sys.stderr)
+        nested = "a JSON file is nested too deeply; it was not written by trnspec, correct it"
+        sentence = sentence_of(error, "this command") if isinstance(error, OSError) else str(error)
+        print(f"error: {nested if isinstance(error, RecursionError) else sentence}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return sentence_of(error, "this command")
-    if isinstance(error, RecursionError):
-        return "a JSON file is nested too deeply; it was not written by trnspec, correct it"
-    return str(error)

@@ -1,12 +1,10 @@
 """The filters of sampling: the ids that min-p, top-k and top-p keep.
 
-The definitions are those of docs/sampling.md; the search needs sums alone, neither a sort nor a number's bits.
+docs/sampling.md has the definitions; the search needs sums only, neither a sort nor a number's bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ _MANTISSA_BITS = 23
 
 
 class Filters(NamedTuple):
-    """Each row's filters keep its top k ids (0: all), its top p of the mass, and ids above min_p of the best one's."""
+    """Each row keeps its top k ids (0: all), its top p of the mass, and ids of at least min_p times the best one's."""
 
     top_k_R: Tensor
     top_p_R: Tensor
@@ -29,48 +27,45 @@ class Filters(NamedTuple):
         """(R,) whether any filter of a row is on."""
         return (self.top_k_R > 0) | (self.top_p_R < 1) | (self.min_p_R > 0)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Filters:
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same change of every filter."""
         return type(self)(*map(change, self))
 
-    def kept(self, ops: Ops, below_RV: Tensor, heat_R: Tensor) -> Tensor:
-        """(R, V) whether min-p, then top-k, then top-p keep an id, whose logit is `below` the best one, `heat` hot.
+    def keep(self, ops: Ops, shifted_RV: Tensor, temperature_R: Tensor) -> Tensor:
+        """(R, V) the ids that stay after min-p, then top-k, then top-p; `shifted_RV` are logits less their maximum.
 
-        min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids
-        above them; top-p those with less than p of the remaining mass above them. Equal logits are
-        kept or removed together, so no rule depends on the order of ids. A distance of 0 is kept by comparison
-        alone, whatever the rounding of masses.
+        min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids above them; top-p
+        those with less than p of the remaining mass above them. Equal logits are kept or removed together, so no rule
+        depends on the order of ids. The maximum is kept by comparison, whatever the rounding of masses.
         """
-        mass = torch.exp(-below_RV / heat_R[:, None])
-        kept = (mass >= self.min_p_R[:, None]) | (below_RV == 0)
-        k = torch.where(self.top_k_R > 0, self.top_k_R, float("inf"))
-        last = _last_kept(ops, below_RV, kept.float(), k)
-        mass = torch.where(kept & (below_RV <= last[:, None]), mass, 0.0)
-        bound = torch.where(self.top_p_R < 1, self.top_p_R * ordered_sum(mass), float("inf"))
-        last = torch.minimum(last, _last_kept(ops, below_RV, mass, bound))
-        return kept & (below_RV <= last[:, None])
+        distance_RV, mass_RV = -shifted_RV, torch.exp(shifted_RV / temperature_R[:, None])
+        keep_RV = (mass_RV >= self.min_p_R[:, None]) | (distance_RV == 0)
+        top_k_R = torch.where(self.top_k_R > 0, self.top_k_R, float("inf"))
+        cutoff_R = _cutoff(ops, distance_RV, keep_RV.float(), top_k_R)
+        mass_RV = torch.where(keep_RV & (distance_RV <= cutoff_R[:, None]), mass_RV, 0.0)
+        bound_R = torch.where(self.top_p_R < 1, self.top_p_R * ordered_sum(mass_RV), float("inf"))
+        cutoff_R = torch.minimum(cutoff_R, _cutoff(ops, distance_RV, mass_RV, bound_R))
+        return keep_RV & (distance_RV <= cutoff_R[:, None])
 
 
-def _last_kept(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -> Tensor:
+def _cutoff(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -> Tensor:
     """(R,) the largest distance below which there is less weight than the bound.
 
     The bits of the distance are found from the top, eight of its exponent by products with powers of two and those of
     its mantissa by sums, all of them exact. No distance of two logits lies between 0 and the smallest one here.
     """
 
-    def further(candidate_R: Tensor, distance_R: Tensor) -> Tensor:
-        nearer = ordered_sum(torch.where(distance_RV < candidate_R[:, None], weights_RV, 0.0))
-        return torch.where(nearer < bound_R, candidate_R, distance_R)
+    def advance(candidate_R: Tensor, cutoff_R: Tensor) -> Tensor:
+        weight_R = ordered_sum(torch.where(distance_RV < candidate_R[:, None], weights_RV, 0.0))
+        return torch.where(weight_R < bound_R, candidate_R, cutoff_R)
 
-    def add(range_: State) -> State:
-        distance, step = range_
-        return further(distance + step, distance), step * 0.5
+    def add_bit(state: State) -> State:
+        cutoff_R, step_R = state
+        return advance(cutoff_R + step_R, cutoff_R), step_R * 0.5
 
-    distance = torch.full_like(bound_R, _SMALLEST)
-    # 2^128 is no fp32 number
-    for factors in ((2.0**64, 2.0**64), *((2.0 ** (1 << bit),) for bit in range(6, -1, -1))):
-        candidate = distance
-        for factor in factors:
-            candidate = candidate * factor
-        distance = further(candidate, distance)
-    return ops.repeat(_MANTISSA_BITS, add, (distance, distance * 0.5))[0]
+    cutoff_R = torch.full_like(bound_R, _SMALLEST)
+    for power in (128, 64, 32, 16, 8, 4, 2, 1):
+        # 2^128 is no fp32 number
+        candidate_R = cutoff_R * 2.0**64 * 2.0**64 if power == 128 else cutoff_R * 2.0**power
+        cutoff_R = advance(candidate_R, cutoff_R)
+    return ops.repeat(_MANTISSA_BITS, add_bit, (cutoff_R, cutoff_R * 0.5))[0]

@@ -1,7 +1,5 @@
 """Identifies a compiled graph: one value; `name` exists for file names."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 
@@ -21,7 +19,7 @@ class GraphKey(NamedTuple):
     `k` counts the drafts of a step; a step of 0 runs the target alone, and a prefill has the largest k of the bundle.
     `bucket` counts the key positions that it reads, `rows` the ids of a prompt that it takes at once. A step without
     `filters` serves sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one. A
-    graph that is `asking` serves requests beyond these (`model/asks.py`) and returns log-probabilities.
+    graph that is `asking` serves requests beyond these (`model/logits_processors.py`) and returns log-probabilities.
     """
 
     stage: Stage

@@ -1,7 +1,5 @@
 """One graph of a plan: its key, and the tensors at its border."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -31,7 +29,6 @@ class GraphSpec:
     inputs: tuple[TensorSpec, ...]
     state: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    collectives: dict[str, int]
 
     @property
     def rows(self) -> int:

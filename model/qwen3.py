@@ -1,11 +1,8 @@
-"""Qwen3 by hand: embeddings, RMSNorm, grouped-query attention with qk-norm, SwiGLU, a head.
+"""Qwen3 on one tensor-parallel rank: embeddings, RMSNorm, grouped-query attention with qk-norm, SwiGLU, a head.
 
 Source: Qwen3 Technical Report (arXiv 2505.09388) and the checkpoints' published config.json.
-Shapes: B sequences, N rows per sequence, E hidden, H query heads and G kv heads on this rank,
-D head dim, S cache positions, V vocabulary.
+Shapes: B sequences, N rows of each, E hidden, H query heads and G kv heads on this rank, D head dim, V vocabulary.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -13,125 +10,75 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.backing import REFERENCE, Backing
 from model.cache import AttentionMetadata, Cache
-from model.config import LayerConfig, Qwen3Config
-from model.kernels import Kernels
-from model.ops import Ops, ordered_sum
-from model.parallel import ONE_RANK, ColumnLinear, Embedding, Head, Parallel, RowLinear
-from model.rank_model import RankModel
-from model.rope import Rotation, rotation
-from model.sampling import Draw, Draws
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in fp32 and rounded once before the weight."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
-        y = y * torch.rsqrt(ordered_sum(y.square())[..., None] / y.shape[-1] + self.eps)
-        return self.weight * y.to(x.dtype)
-
-
-def rotate(x_BHND: Tensor, angles: Rotation) -> Tensor:
-    """Rotary position embedding, half-split as in the checkpoints: pairs (i, i + D/2)."""
-    cos, sin = (part_BND[:, None].to(x_BHND.dtype) for part_BND in angles)
-    a, b = x_BHND.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+from model.config import ModelConfig, Qwen3Config
+from model.context import ONE_RANK, Context
+from model.layers import ColumnLinear, Embedding, Head, LanguageModel, Layers, RMSNorm, RowLinear
+from model.rope import Rotation, apply_rope, rotation
+from model.sampling import SamplingParams
 
 
 class Attention(nn.Module):
     """Grouped-query attention over the cache, queries and keys normalised before the rotation."""
 
-    def __init__(self, config: LayerConfig, parallel: Parallel, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
-        self.ops, self.kernels, self.head_dim = parallel.ops, kernels, config.head_dim
-        heads, d, e = parallel.heads(config), config.head_dim, config.hidden_size
+        heads, d, e = ctx.heads(config), config.head_dim, config.hidden_size
+        self.ctx, self.head_dim = ctx, d
         self.q_proj = ColumnLinear(e, heads.heads_per_rank * d)
         self.k_proj = ColumnLinear(e, heads.kv_per_rank * d)
         self.v_proj = ColumnLinear(e, heads.kv_per_rank * d)
-        self.o_proj = RowLinear(heads.heads_per_rank * d, e, parallel.ops)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.o_proj = RowLinear(heads.heads_per_rank * d, e, ctx.ops)
+        self.q_norm = RMSNorm(d, config.rms_norm_eps)
+        self.k_norm = RMSNorm(d, config.rms_norm_eps)
 
-    def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of normed rows, (B, N, heads * D) each."""
-        return self.q_proj(x_BNE), *self.kv(x_BNE)
+    def split_heads(self, x_BNF: Tensor) -> Tensor:
+        """(B, heads, N, D)."""
+        return x_BNF.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def kv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor]:
+    def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, H, N, D) rotated queries, (B, G, N, D) rotated keys, and values, of normed rows."""
+        q_BHND = self.split_heads(self.q_proj(x_BNE))
+        return apply_rope(self.q_norm(q_BHND), rope), *self.key_value(x_BNE, rope)
+
+    def key_value(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         """The same without queries."""
-        return self.k_proj(x_BNE), self.v_proj(x_BNE)
+        k_BGND, v_BGND = (self.split_heads(proj(x_BNE)) for proj in (self.k_proj, self.v_proj))
+        return apply_rope(self.k_norm(k_BGND), rope), v_BGND
 
-    def heads(self, x_BNE: Tensor, angles: Rotation) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Queries (B, H, N, D), and keys and values (B, G, N, D), of normed rows, as attention takes them."""
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.qkv(x_BNE))
-        return rotate(self.q_norm(q), angles), (rotate(self.k_norm(k), angles), v)
-
-    def write(self, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> Cache:
-        """The cache with the keys and values of normed rows."""
-        k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in self.kv(x_BNE))
-        return self.kernels.append(self.ops, (rotate(self.k_norm(k), angles), v), cache, meta)
-
-    def out(self, o_BNF: Tensor) -> Tensor:
-        """(B, N, E) of the heads' results, summed over the ranks."""
-        summed: Tensor = self.o_proj(o_BNF)
-        return summed
-
-    def forward(self, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
-        q_BHND, new = self.heads(x_BNE, angles)
-        o_BHND, cache = self.kernels.verify_attention(self.ops, q_BHND, new, cache, meta)
-        return self.out(o_BHND.transpose(1, 2).flatten(2)), cache
+    def forward(self, x_BNE: Tensor, rope: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
+        out_BHND, cache = self.ctx.attention(*self.qkv(x_BNE, rope), cache, meta)
+        return self.o_proj(out_BHND.transpose(1, 2).flatten(2)), cache
 
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: LayerConfig, parallel: Parallel) -> None:
+    def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
-        e, i = config.hidden_size, config.intermediate_size // parallel.tp
+        e, i = config.hidden_size, config.intermediate_size // ctx.tp
         self.gate_proj, self.up_proj = ColumnLinear(e, i), ColumnLinear(e, i)
-        self.down_proj = RowLinear(i, e, parallel.ops)
+        self.down_proj = RowLinear(i, e, ctx.ops)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return down
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """One decoder layer: two pre-normalised residual branches."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
         self.config = config
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, parallel, kernels)
+        self.self_attn = Attention(config, ctx)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config, parallel)
+        self.mlp = MLP(config, ctx)
 
-    def forward(self, x: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
-        attended, cache = self.self_attn(self.input_layernorm(x), angles, cache, meta)
-        x = x + attended
+    def forward(self, x: Tensor, rope: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
+        attn, cache = self.self_attn(self.input_layernorm(x), rope, cache, meta)
+        x = x + attn
         return x + self.mlp(self.post_attention_layernorm(x)), cache
-
-
-class Layers(nn.ModuleList):
-    """The decoder layers, one after the other."""
-
-    def run(
-        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
-    ) -> tuple[dict[int, Tensor], list[Cache]]:
-        """The states before each layer and behind the last, by number, the tapped ones at least; the caches written."""
-        states, written = {0: x}, list[Cache]()
-        for layer, cache in zip(self, caches, strict=True):
-            x, cache = ops.call(layer, x, angles, cache, meta)
-            written.append(cache)
-            states[len(written)] = x
-        return states, written
 
 
 class Hidden(NamedTuple):
@@ -142,7 +89,7 @@ class Hidden(NamedTuple):
     taps_BNF: Tensor | None = None
 
 
-class Qwen3(RankModel):
+class Qwen3(LanguageModel):
     """The decoder of one rank. A tied head is a second copy: it is sharded along a different axis.
 
     `taps` are the hidden states that a drafter reads: 0 is the embedding, i the input of layer i, and the number of
@@ -152,35 +99,28 @@ class Qwen3(RankModel):
     taps: tuple[int, ...] = ()
     config: Qwen3Config
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
-        super().__init__(config, parallel, backing)
-        layer = backing.layer or Layer
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size // parallel.tp, parallel.ops)
-        layers = (layer(config, parallel, backing.kernels) for _ in range(config.num_hidden_layers))
-        self.layers = (backing.layers or Layers)(layers)
+    def __init__(self, config: Qwen3Config, ctx: Context = ONE_RANK) -> None:
+        super().__init__(config, ctx)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
+        self.layers = Layers(DecoderLayer(config, ctx) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Head(config.hidden_size, config.vocab_size // parallel.tp, parallel.ops, backing.sharded)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, ctx)
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
-        x, config, last = self.embed_tokens(ids_BN), self.config, len(self.layers)
-        angles = rotation(meta.positions_BN, config.head_dim, config.rope_theta, config.rope_scaling)
-        states, written = self.layers.run(self.parallel.ops, x, angles, caches, meta, self.taps)
-        x = states[last]
-        if not self.taps:
-            return Hidden(x, written)
-        states[last] = self.norm(states[last])
-        return Hidden(x, written, torch.cat([states[tap] for tap in self.taps], -1))
+        x, last = self.embed_tokens(ids_BN), len(self.layers)
+        rope = rotation(meta.positions_BN, self.config)
+        states, caches = self.layers.run(self.ctx.ops, x, rope, caches, meta, self.taps)
+        taps = [self.norm(states[tap]) if tap == last else states[tap] for tap in self.taps]
+        return Hidden(states[last], caches, torch.cat(taps, -1) if taps else None)
 
     def logits(self, x_BNE: Tensor) -> Tensor:
-        """(B, N, V) fp32 logits of hidden rows, of this rank's ids alone if the kernels draw from shards."""
+        """(B, N, V) fp32 logits of hidden rows, of this rank's ids only if the kernels sample from shards."""
         return self.lm_head(self.norm(x_BNE))
 
-    def drawn(self, x_BNE: Tensor, draw: Draw) -> tuple[Draws, Tensor | None]:
-        """The draws after each of R = B N rows, and in an asking graph their scores (R, C)."""
-        return self.kernels.scored_sample(self.head_ops, self.logits(x_BNE).flatten(0, 1), draw)
-
-    def forward(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw) -> tuple[Draws, Hidden]:
-        """A pass and its draws, (M, R): a drafter's, which has no scores."""
-        passed = self.hidden(ids_BN, caches, meta)
-        return self.kernels.coupled_sample(self.head_ops, self.logits(passed.x_BNE).flatten(0, 1), draw), passed
+    def forward(
+        self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, params: SamplingParams, noise_BNV: Tensor
+    ) -> tuple[Tensor, list[Cache]]:
+        """A drafter's pass: (B, N) the ids sampled after its rows, and the caches."""
+        x_BNE, caches, _ = self.hidden(ids_BN, caches, meta)
+        return self.sample(self.logits(x_BNE), params, noise_BNV).token_ids(), caches

@@ -1,7 +1,5 @@
 """Rotary positions: the angles' cos and sin, of plain frequencies or of those that YaRN stretches."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import NamedTuple
@@ -10,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.config import Yarn
+from model.config import ModelConfig, Yarn
 
 
 class Rotation(NamedTuple):
@@ -20,17 +18,24 @@ class Rotation(NamedTuple):
     sin_BND: Tensor
 
 
-def rotation(positions_BN: Tensor, head_dim: int, theta: float, yarn: Yarn | None = None) -> Rotation:
+def rotation(positions_BN: Tensor, config: ModelConfig) -> Rotation:
     """Angles are position * frequency; plain frequencies are theta^(-2i/D)."""
-    inverse = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    yarn: Yarn | None = getattr(config, "rope_scaling", None)
     if yarn:
-        inverse = list(yarn_frequencies(head_dim, theta, yarn))
+        inverse, scale = list(yarn_frequencies(config.head_dim, config.rope_theta, yarn)), attention_factor(yarn)
+    else:
+        inverse, scale = [config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)], 1.0
     frequencies = torch.tensor(inverse, dtype=torch.float32, device=positions_BN.device)
     angles_BND = positions_BN[..., None].float() * frequencies
-    if yarn is None:
-        return Rotation(angles_BND.cos(), angles_BND.sin())
-    scale = attention_factor(yarn)
-    return Rotation(angles_BND.cos() * scale, angles_BND.sin() * scale)
+    rope = Rotation(angles_BND.cos(), angles_BND.sin())
+    return rope if scale == 1.0 else Rotation(rope.cos_BND * scale, rope.sin_BND * scale)
+
+
+def apply_rope(x_BHND: Tensor, rope: Rotation) -> Tensor:
+    """The rotation, half-split as in the checkpoints: pairs (i, i + D/2)."""
+    cos, sin = (part_BND[:, None].to(x_BHND.dtype) for part_BND in rope)
+    a, b = x_BHND.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
 @cache
@@ -40,7 +45,12 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
     Source: YaRN (arXiv 2309.00071). fp32 in the order of transformers' `_compute_yarn_parameters`: at position 40,000
     the last bit of a frequency is 0.002 of an angle.
     """
-    low, high = (_place_of(turns, head_dim, theta, yarn) for turns in (yarn.beta_fast, yarn.beta_slow))
+    length = yarn.original_max_position_embeddings
+    # where in a head the frequency is that turns so often over the original positions
+    low, high = (
+        head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (yarn.beta_fast, yarn.beta_slow)
+    )
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
@@ -50,12 +60,6 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
     fast, slow = np.float32(1) / plain, np.float32(1) / (np.float32(yarn.factor) * plain)
     kept = np.float32(1) - ramp
     return tuple(map(float, slow * (np.float32(1) - kept) + fast * kept))
-
-
-def _place_of(turns: float, head_dim: int, theta: float, yarn: Yarn) -> float:
-    """Where in a head the frequency is that turns so often over the original positions."""
-    length = yarn.original_max_position_embeddings
-    return head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def attention_factor(yarn: Yarn) -> float:

@@ -4,8 +4,6 @@ Fields are typed as usual; `Annotated` adds a `Range`, a `Length` or a `Text`. T
 an object has every field without a default and no other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -22,10 +20,11 @@ class Wrong(ValueError):
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest number."""
+    """The smallest and the largest number, and the unit that it is a multiple of."""
 
     low: float
     high: float
+    step: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,10 @@ def _expect(holds: bool, value: Any, at: str, expected: str) -> None:
 
 
 @functools.cache
-def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {
-        f.name: (hints[f.name], f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING)
-        for f in dataclasses.fields(cls)
-    }
+def _fields(cls: Any) -> dict[str, tuple[Any, bool]]:
+    hints, none = get_type_hints(cls, include_extras=True), dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    return {f.name: (hints[f.name], f.default is none and f.default_factory is none) for f in fields}
 
 
 def _read(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
@@ -86,24 +83,17 @@ def _read(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
         same = any(type(value) is type(choice) and value == choice for choice in inner)
         _expect(same, value, at, "one of " + ", ".join(map(str, inner)) if len(inner) > 1 else repr(inner[0]))
         return value
+    length = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
     if origin is tuple:
-        most = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
-        _expect(
-            isinstance(value, list) and most.least <= len(value) <= most.most,
-            value,
-            at,
-            f"a list of {most.least} to {most.most}",
-        )
+        fits = isinstance(value, list) and length.least <= len(value) <= length.most
+        _expect(fits, value, at, f"a list of {length.least} to {length.most}")
         return tuple(_read(inner[0], item, f"{at}[{i}]", rules) for i, item in enumerate(value))
     if origin is dict:
-        most = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
-        holds = isinstance(value, dict) and most.least <= len(value) <= most.most
-        _expect(holds, value, at, f"an object of at most {most.most} entries")
+        fits = isinstance(value, dict) and length.least <= len(value) <= length.most
+        _expect(fits, value, at, f"an object of at most {length.most} entries")
         names = {key: _read(inner[0], key, f"a name in {at}", ()) for key in value}
         return {name: _read(inner[1], value[key], _below(at, key), rules) for key, name in names.items()}
-    if dataclasses.is_dataclass(kind):
-        return _record(kind, value, at)
-    return _scalar(kind, value, at, rules)
+    return _record(kind, value, at) if dataclasses.is_dataclass(kind) else _scalar(kind, value, at, rules)
 
 
 def _below(at: str, name: Any) -> str:
@@ -123,19 +113,18 @@ def _record(cls: Any, value: Any, at: str) -> Any:
 
 
 def _scalar(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
-    bounds = next((r for r in rules if isinstance(r, Range)), None)
-    if kind in (int, float):
-        types_ = (int,) if kind is int else (int, float)
-        low, high = (bounds.low, bounds.high) if bounds else (0, 1 << 53)
-        what = "a whole number" if kind is int else "a number"
-        _expect(type(value) in types_ and low <= value <= high, value, at, f"{what} from {low:g} to {high:g}")
-        return kind(value)
     if kind is bool:
         _expect(type(value) is bool, value, at, "true or false")
         return value
     if kind is str:
         text = next((r for r in rules if isinstance(r, Text)), _LINE)
-        fits = isinstance(value, str) and re.fullmatch(text.pattern, value) is not None
-        _expect(fits, value, at, text.expected)
+        _expect(isinstance(value, str) and bool(re.fullmatch(text.pattern, value)), value, at, text.expected)
         return value
-    raise AssertionError(f"{at}: the reader has no rule for {kind}")
+    numbers = {int: (int,), float: (int, float)}[kind]
+    bounds = next((r for r in rules if isinstance(r, Range)), Range(0, 1 << 53))
+    what = f"a multiple of {bounds.step}" if bounds.step > 1 else "a whole number" if kind is int else "a number"
+    fits = (
+        type(value) in numbers and bounds.low <= value <= bounds.high and (bounds.step == 1 or value % bounds.step == 0)
+    )
+    _expect(fits, value, at, f"{what} from {bounds.low:g} to {bounds.high:g}")
+    return kind(value)

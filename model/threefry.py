@@ -6,8 +6,6 @@ found to pass BigCrush. Where an engine adds in fp32, a 32-bit addition is two 1
 additions, each below 2^17 and so exact.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from model.ops import shift_left, shift_right

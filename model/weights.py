@@ -1,54 +1,104 @@
-"""Weights: one table from Hugging Face names to ours and the bundle's, and the cut for each rank.
+"""The weights table: Hugging Face name -> parameter, the part of a tensor that a rank stores, and its packing.
 
-The bundle's names and cuts are NxDI's, so that its loader finds the names it expects. A weight's shape is stated by the
-module that holds it, built on the meta device; the tables have names and cuts alone.
+A weight's shape is that of the module that holds it, built on the meta device.
 """
 
-from __future__ import annotations
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from model.backing import Backing
+from torch import Tensor, nn
+
 from model.config import Qwen3Config
-from model.cut import COLUMNS, COPY, IDS, ROWS, Cut, Weight, layer_weights
-from model.packing import Packing
 
-# the one weight that no checkpoint has: int32 (1,), a rank's number among those of the head; ours and the bundle's name
-RANK = "rank_util.rank"
+# the one weight that no checkpoint has: int32 (1,), a rank's number
+RANK = "rank"
 
 
-# ours and Hugging Face's name in a layer | the bundle's name | cut
-_LAYER = (
-    ("input_layernorm", "input_layernorm", COPY),
-    ("self_attn.q_proj", "self_attn.qkv_proj.q_proj", Cut(0, "query")),
-    ("self_attn.k_proj", "self_attn.qkv_proj.k_proj", Cut(0, "kv")),
-    ("self_attn.v_proj", "self_attn.qkv_proj.v_proj", Cut(0, "kv")),
-    ("self_attn.o_proj", "self_attn.o_proj.o_proj", Cut(1, "query")),
-    ("self_attn.q_norm", "self_attn.q_layernorm", COPY),
-    ("self_attn.k_norm", "self_attn.k_layernorm", COPY),
-    ("post_attention_layernorm", "post_attention_layernorm", COPY),
-    ("mlp.gate_proj", "mlp.gate_proj", ROWS),
-    ("mlp.up_proj", "mlp.up_proj", ROWS),
-    ("mlp.down_proj", "mlp.down_proj", COLUMNS),
+@dataclass(frozen=True)
+class ShardSpec:
+    """The part of a tensor that a rank stores: `axis` None is all of it; the axis is split by heads or evenly."""
+
+    axis: int | None = None
+    by: str = "even"
+
+
+REPLICATED, ROWS, COLUMNS = ShardSpec(), ShardSpec(0), ShardSpec(1)
+QUERY_ROWS, KV_ROWS, QUERY_COLUMNS = ShardSpec(0, "query"), ShardSpec(0, "kv"), ShardSpec(1, "query")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter: its name in the module and in a bundle, Hugging Face's name and the shard of each tensor that it is
+    made of, `pack` (shards and head dim -> parameter) if it is packed, and its dtype, by default the build's."""
+
+    name: str
+    parts: tuple[tuple[str, ShardSpec], ...]
+    pack: Callable[..., Tensor] | None = None
+    dtype: str = ""
+
+
+# packed parameter -> the projections that it replaces, and how, given their weights and the head dim
+Packed = dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]
+
+
+class Packing(NamedTuple):
+    """The packed parameters of each half of a layer; a half without any is not packed."""
+
+    attention: Packed = {}  # noqa: RUF012 (nobody writes to it)
+    mlp: Packed = {}  # noqa: RUF012
+
+
+# a layer's weights: the name in the module and in a checkpoint, and its shard
+LayerRows = tuple[tuple[str, ShardSpec], ...]
+DECODER_LAYER: LayerRows = (
+    ("input_layernorm", REPLICATED),
+    ("self_attn.q_proj", QUERY_ROWS),
+    ("self_attn.k_proj", KV_ROWS),
+    ("self_attn.v_proj", KV_ROWS),
+    ("self_attn.o_proj", QUERY_COLUMNS),
+    ("self_attn.q_norm", REPLICATED),
+    ("self_attn.k_norm", REPLICATED),
+    ("post_attention_layernorm", REPLICATED),
+    ("mlp.gate_proj", ROWS),
+    ("mlp.up_proj", ROWS),
+    ("mlp.down_proj", COLUMNS),
 )
 
 
 def decoder_weights(config: Qwen3Config, packing: Packing) -> list[Weight]:
-    """Every weight of a Qwen3. A tied head is a second cut of the embedding."""
+    """Every weight of a Qwen3. A tied head is a second shard of the embedding."""
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     rows = [
-        Weight("embed_tokens.weight", "embed_tokens.weight", (("model.embed_tokens.weight", COLUMNS),)),
-        Weight("norm.weight", "norm.weight", (("model.norm.weight", COPY),)),
-        Weight("lm_head.weight", "lm_head.weight", ((head, IDS),)),
+        Weight("embed_tokens.weight", (("model.embed_tokens.weight", COLUMNS),)),
+        Weight("norm.weight", (("model.norm.weight", REPLICATED),)),
+        Weight("lm_head.weight", ((head, ROWS),)),
     ]
     for i in range(config.num_hidden_layers):
-        rows += layer_weights(f"layers.{i}", "model.", _LAYER, packing)
+        rows += layer_weights(f"layers.{i}", "model.", DECODER_LAYER, packing)
     return rows
 
 
-def decoder_packing(backing: Backing, config: Qwen3Config, ranks: int) -> Packing:
-    """The halves of a Qwen3's layers that a backing packs."""
-    return backing.packing(config, ranks)
+def layer_weights(layer: str, prefix: str, rows: LayerRows, packing: Packing) -> list[Weight]:
+    """The weights of a layer, whose names have a prefix in a checkpoint; packed ones come last."""
+    packed, shards = list[Weight](), dict(rows)
+    tables = (("self_attn", packing.attention), ("mlp", packing.mlp))
+    for half, name, parts, pack in ((half, name, *row) for half, table in tables for name, row in table.items()):
+        taken = tuple((f"{prefix}{layer}.{half}.{p}.weight", shards.pop(f"{half}.{p}")) for p in parts)
+        packed.append(Weight(f"{layer}.{half}.{name}", taken, pack))
+    plain = [Weight(f"{layer}.{n}.weight", ((f"{prefix}{layer}.{n}.weight", shard),)) for n, shard in shards.items()]
+    return plain + packed
+
+
+def pack_projections(module: nn.Module, table: Packed, head_dim: int = 0) -> None:
+    """Replace a module's projections by the packed parameters of a table."""
+    for name, (parts, pack) in table.items():
+        weights = [module.get_parameter(f"{part}.weight").data for part in parts]
+        for part in parts:
+            delattr(module, part)
+        module.register_parameter(name, nn.Parameter(pack(*weights, head_dim)))
 
 
 def shard_file(rank: int) -> str:
-    """The bundle's file of one rank's weights, as NxDI names it."""
+    """A bundle's file of one rank's weights."""
     return f"weights/tp{rank}_sharded_checkpoint.safetensors"

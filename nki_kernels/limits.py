@@ -1,18 +1,38 @@
 """The limits of one launch. The host wrappers refuse more; the model splits its work by them."""
 
-# rows of noise, draws and layers: each on a partition
+# rows of noise, samples and fused layers: each on a partition
 ROWS = 128
-# sequences of attention
-SEQUENCES = 32
 # rows of the sums above thresholds
 SUM_ROWS = 32
-# new rows of a sequence for attention
+# new rows per sequence for attention
 CANDIDATES = 32
-# keys of attention between two merges: a block table has whole chunks
+# keys between two updates of the running max: a block table covers whole chunks
 CHUNK = 1024
+# entries of a launch's block table, B * S / 128, of which SBUF holds the page indices
+TABLE_ENTRIES = 16384
+# rows of a pool, pages * G * 128: indices are computed in fp32, which is exact below
+POOL_ROWS = 1 << 24
 # the logit of an id that must not be drawn: finite, for sums multiply it by 0
 FORBIDDEN = -1e25
-# the floor of a row that keeps every other id
+# floor that disables filtering but still excludes FORBIDDEN ids
 NO_FLOOR = FORBIDDEN / 2
-# numbers of a row and of an inner row of the MLP that a prompt's products hold in SBUF, turned, of bf16 and of fp32
+# largest hidden size and largest intermediate size of prompt kernels, each as (bf16, fp32): transposed rows fit SBUF
 PROMPT_DEPTH, PROMPT_INNER = (5120, 4096), (12800, 8192)
+
+
+def attention_misfit(batch: int, group_rows: int, length: int, pool_rows: int) -> str:
+    """Why no launch of attention takes B sequences of `length` positions; "" if one does.
+
+    `group_rows` are the (H / G) * N rows of a kv head, `pool_rows` the rows (pages * G * 128) of a pool.
+    """
+    if group_rows > ROWS:
+        return f"a kv head has {group_rows} rows, at most {ROWS} fit the partitions: raise tp or lower k"
+    entries = batch * -(-length // CHUNK) * (CHUNK // 128)
+    if entries > TABLE_ENTRIES:
+        return (
+            f"{batch} sequences of {length} positions have {entries} block table entries, at most {TABLE_ENTRIES} fit "
+            "SBUF: lower the batch or max-len"
+        )
+    if pool_rows >= POOL_ROWS:
+        return f"a pool has {pool_rows} rows, fewer than {POOL_ROWS} can be addressed: use fewer pages or raise tp"
+    return ""

@@ -1,4 +1,4 @@
-"""Bytes and operations of each kernel as functions of its dimensions, and the roofline they give."""
+"""Bytes and operations of each kernel as functions of its dimensions, for the roofline."""
 
 from __future__ import annotations
 
@@ -27,31 +27,20 @@ class AttentionDims:
 
 
 def verify_attention(d: AttentionDims) -> Cost:
-    """Every cached key and value once; the rows themselves (q, out, new, appended) come on top in use, not here.
-
-    Two products of D operations for each pair of a row and a slot.
-    """
+    """Every cached key and value once, not the rows (q, out, new); two products of D for each row and position."""
     cached = 2 * d.batch * d.kv_heads * d.slots * d.dim * d.itemsize
     return Cost(cached, 4 * d.batch * d.heads * d.candidates * d.slots * d.dim)
 
 
 def prompt_attention(d: AttentionDims) -> Cost:
-    """One sequence's last N rows: every key and value up to the last row once, and the rows in and out.
-
-    Two products of D operations for each pair of a row and a position that it sees.
-    """
+    """One sequence's last N rows: keys, values and rows once; two products of D for each row and visible position."""
     moved = 2 * (d.kv_heads * d.slots + d.heads * d.candidates) * d.dim * d.itemsize
     pairs = d.candidates * (d.slots - d.candidates) + d.candidates * (d.candidates + 1) // 2
     return Cost(moved, 4 * d.heads * pairs * d.dim)
 
 
-def merge_attention(shards: int, rows: int, dim: int, itemsize: int) -> Cost:
-    """Parts and lse in, one of each out; the sums are vector work."""
-    return Cost((shards + 1) * rows * (dim * itemsize + 4), 0)
-
-
 def decode_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
-    """Gate, up and down once; the rows, in and out, come on top in use, not here."""
+    """Gate, up and down once; the rows, in and out, are not counted."""
     weights = 3 * hidden * inner
     return Cost(weights * itemsize, 2 * rows * weights)
 
@@ -75,7 +64,7 @@ def decode_attention(d: AttentionDims, hidden: int) -> Cost:
 
 
 def decode_layers(d: AttentionDims, hidden: int, inner: int, layers: int) -> Cost:
-    """Both halves of each layer; the residual, in and out, comes on top in use, not here."""
+    """Both halves of each layer; the residual, in and out, is not counted."""
     halves = decode_attention(d, hidden), decode_mlp(d.batch * d.candidates, hidden, inner, d.itemsize)
     return Cost(layers * sum(c.hbm_bytes for c in halves), layers * sum(c.flops for c in halves))
 

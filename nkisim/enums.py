@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+# the public names, of nki.isa and of nki.isa.constants
+__all__ = [
+    "dge_mode", "dma_engine", "engine", "gpsimd_engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd",
+    "scalar_engine", "tensor_engine", "unknown_engine", "vector_engine",
+]  # fmt: skip
+
 
 class engine(Enum):
     """Engines of a NeuronCore."""

@@ -21,6 +21,7 @@ from nkisim.core.recording import build
 from nkisim.errors import (
     BadInput,
     BadLaunch,
+    CoresDiverge,
     KernelInsideKernel,
     LawError,
     LoopMisuse,
@@ -321,7 +322,10 @@ class Session:
             regions_ = [(core, r) for core in self.cores for r in regions(core.number, self.geometry)]
             self.peaks = tuple(peak for core, r in regions_ if (peak := self._place(core, r)) is not None)
         with np.errstate(all="ignore"):
-            outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=False)]
+            outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=True)]
+            if not all(door.is_same(self.results[0], other) for other in self.results[1:]):
+                allowed = "return the same tensors in nl.shared_hbm on both cores"
+                raise CoresDiverge("launch", "return value", "differs between the two cores", allowed)
             for argument in self.arguments:
                 door.write_back(argument)
         return outputs[0]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from nkisim.errors import Line
 
-_PACKAGE = str(Path(__file__).resolve().parent)
+_PACKAGE = os.path.join(Path(__file__).resolve().parent, "")
+# kernels of these tests are not the package's
+_TESTS = os.path.join(_PACKAGE, "tests", "")
 # whether a file belongs to this package
 _OURS: dict[str, bool] = {}
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(_PACKAGE) and not name.startswith(_TESTS)
 
 
 def kernel_line() -> Line:
@@ -20,7 +27,7 @@ def kernel_line() -> Line:
         name = frame.f_code.co_filename
         ours = _OURS.get(name)
         if ours is None:
-            ours = _OURS[name] = name.startswith(_PACKAGE)
+            ours = _OURS[name] = _is_ours(name)
         if not ours:
             return (name, frame.f_lineno)
         frame = frame.f_back
@@ -32,7 +39,7 @@ def failing_line(trace: TracebackType | None) -> Line | None:
     found: Line | None = None
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(_PACKAGE):
+        if not _is_ours(name):
             found = (name, trace.tb_lineno)
         trace = trace.tb_next
     return found

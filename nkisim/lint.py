@@ -33,7 +33,7 @@ class Finding:
     kernel: str
 
     def __str__(self) -> str:
-        where = f"{self.path}:{self.line}:"
+        where = f"{self.path}:{self.line}:{self.column + 1}:"
         origin = f"[{self.rule}; {self.source}; in {self.kernel}]"
         return f"{where} {self.severity}: {self.message} {origin}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import multiprocessing
 import os
 import shutil
@@ -21,30 +21,25 @@ from serve.vllm_patches import before_engine_shutdown
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_POLL_S = 0.05
-# seconds of the shutdown timeout that the engine keeps to answer what is left with an error
-_ABORT_S = 1.0
-_SHUTTING_DOWN = {
-    "error": {"message": "the server is shutting down; send the request again, to a different one", "code": 503}
-}
+# seconds of the shutdown timeout in which what is left gets an error: vLLM ends an engine that has work unanswered
+_CANCEL_S = 1.0
+_REFUSAL = b'{"error": {"message": "the server is shutting down; send the request to a different one", "code": 503}}'
+_REFUSAL_HEADERS = [
+    (b"content-type", b"application/json"),
+    (b"content-length", b"%d" % len(_REFUSAL)),
+    (b"retry-after", b"1"),
+    (b"connection", b"close"),
+]
 
 
 def end_while_starting() -> None:
-    """Let SIGTERM and Ctrl-C end this server's processes at once, until vLLM's handler takes its place.
-
-    vLLM alone would wait until every graph is compiled.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        _end_now(number, "came before the server was ready")
-
+    """Until vLLM's handlers take its place, which would wait until every graph is compiled."""
     # only the process that receives the signals
     if multiprocessing.parent_process() is None:
         for number in _SIGNALS:
-            signal.signal(number, end)
+            signal.signal(number, lambda number, _: _end_now(number, "came before the server was ready"))
 
 
 def _end_now(number: int, reason: str) -> None:
@@ -65,14 +60,10 @@ def ignore_ctrl_c_in_engine() -> None:
 
 
 class DrainMiddleware:
-    """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish.
+    """ASGI middleware: after a signal, /health and new requests get 503 while running requests finish."""
 
-    vLLM alone stays healthy until its end and answers a new request with no token. Its own signal handler stays and
-    runs after ours; a second signal ends the process at once.
-    """
-
-    def __init__(self, app: App) -> None:
-        self.app, self.draining, self.running = app, False, 0
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self.app, self.draining, self.running = app, False, set[Any]()
 
     def _install_handlers(self) -> None:
         vllm_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -89,10 +80,14 @@ class DrainMiddleware:
             signal.siginterrupt(number, False)
 
     def _wait(self, seconds: float) -> float:
-        """Wait for the running requests, in a thread of vLLM's; the seconds left for the engine's end."""
+        """Wait for the running requests in a thread of vLLM's, cancel the rest; the seconds left for the engine."""
         end = time.monotonic() + seconds
-        while self.running and time.monotonic() < end - _ABORT_S:
-            time.sleep(_POLL_S)
+        while self.running and time.monotonic() < end - _CANCEL_S:
+            time.sleep(0.05)
+        for task in self.running.copy():
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        while self.running and time.monotonic() < end:
+            time.sleep(0.05)
         return max(0.0, end - time.monotonic())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -110,22 +105,29 @@ class DrainMiddleware:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         new = scope["type"] == "http" and (scope["method"] == "POST" or path == "/health")
         if self.draining and new:
-            await _refuse(send)
+            await _refuse(send, streaming=False)
             return
-        self.running += new
+        streaming, task = False, asyncio.current_task()
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal streaming
+            streaming = True
+            await send(message)
+
+        self.running |= {task} if new else set()
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, send_and_note)
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+            # vLLM's tasks of this request fail unread when the engine ends
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+            await _refuse(send, streaming)
         finally:
-            self.running -= new
+            self.running.discard(task)
 
 
-async def _refuse(send: Send) -> None:
-    body = json.dumps(_SHUTTING_DOWN).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"retry-after", b"1"),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(send: Send, streaming: bool) -> None:
+    if not streaming:
+        await send({"type": "http.response.start", "status": 503, "headers": _REFUSAL_HEADERS})
+    await send({"type": "http.response.body", "body": b"data: " + _REFUSAL + b"\n\n" if streaming else _REFUSAL})

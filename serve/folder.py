@@ -22,10 +22,7 @@ _PLAIN_CHAT = "{% for message in messages %}{{ message['content'] }}\n{% endfor 
 
 
 def find_bundle_arg(arguments: list[str]) -> Path | None:
-    """The bundle that `vllm serve MODEL` or `--model MODEL` names, or None if the model is something else.
-
-    Raises UserError for a folder whose manifest is not of this version, and for an address in S3.
-    """
+    """The bundle that a command names, or None; UserError for a manifest of another version and for S3."""
     if known := os.environ.get(BUNDLE_VARIABLE):
         return Path(known)
     model = _model_arg(arguments)
@@ -55,10 +52,7 @@ def _model_arg(arguments: list[str]) -> str:
 
 
 def model_folder(bundle: Bundle) -> Path:
-    """A folder with config.json and the tokenizer's files, as vLLM expects them, in the cache.
-
-    Raises UserError if a file does not match the manifest or the cache cannot be written.
-    """
+    """A folder with config.json and the tokenizer, as vLLM expects them; UserError if it cannot be written."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "trnspec/models" / bundle.manifest.digest[:16]
     guarded(lambda: _fill(folder, bundle), str(folder))
@@ -73,14 +67,16 @@ def _fill(folder: Path, bundle: Bundle) -> None:
     _write(folder / "config.json", json.dumps(hf_config(bundle), indent=1).encode())
     eos = {"eos_token_id": list(bundle.spec.target_config.eos_token_ids)}
     _write(folder / "generation_config.json", json.dumps(eos).encode())
-    if not _has_chat_template(folder):
-        _write(folder / "chat_template.jinja", _PLAIN_CHAT.encode())
+    config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    in_config = config.is_file() and "chat_template" in json.loads(config.read_bytes())
+    if not in_config and not template.is_file():
+        _write(template, _PLAIN_CHAT.encode())
 
 
 def hf_config(bundle: Bundle) -> dict[str, object]:
     """The target's configuration under the names of a Qwen3 checkpoint's config.json."""
     config = bundle.spec.target_config
-    raw = dataclasses.asdict(config) | {"rope_scaling": config.rope_scaling and config.rope_scaling.stated()}
+    raw = dataclasses.asdict(config) | {"rope_scaling": config.rope_scaling and config.rope_scaling.as_hf()}
     eos = list(raw.pop("eos_token_ids"))
     return raw | {
         "architectures": ["Qwen3ForCausalLM"],
@@ -89,12 +85,6 @@ def hf_config(bundle: Bundle) -> dict[str, object]:
         "dtype": BY_FLAG[bundle.spec.dtype].name,
         "eos_token_id": eos if len(eos) != 1 else eos[0],
     }
-
-
-def _has_chat_template(folder: Path) -> bool:
-    config = folder / "tokenizer_config.json"
-    in_config = config.is_file() and "chat_template" in json.loads(config.read_bytes())
-    return in_config or (folder / "chat_template.jinja").is_file()
 
 
 def _write(file: Path, content: bytes | bytearray) -> None:

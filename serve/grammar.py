@@ -1,8 +1,4 @@
-"""A request's grammar in the worker: the masks after drafts, by vLLM's structured-output backends.
-
-vLLM gives the mask of the next token only and validates drafts before a step; ours are made inside of it. So the worker
-compiles a second matcher from the same specification, which accepts drafts and rolls back over rejected ones.
-"""
+"""A request's grammar in the worker: vLLM gives the mask of the next token, a second matcher those after drafts."""
 
 from __future__ import annotations
 
@@ -42,10 +38,7 @@ class Grammars:
 
 
 class Grammar:
-    """A `MaskFn`: vLLM's mask for the next token, the matcher's after drafts.
-
-    If the matcher fails, the request goes on with vLLM's masks, one token a step.
-    """
+    """A `MaskFn`: vLLM's mask for the next token, the matcher's after drafts; if that fails, one token a step."""
 
     def __init__(self, name: str, structured: Any, manager: Any) -> None:
         self.name, self.structured, self.manager = name, structured, manager

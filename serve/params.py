@@ -20,17 +20,8 @@ _BY_VLLM = {
     "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
     "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
 }  # fmt: skip
-_WHY = {
-    "watermarking": "it changes the distribution that a seed samples from; leave it out",
-    "thinking_token_budget": "the bundle's graphs force no token; leave it out",
-    "logprob_token_ids": "the bundle's graphs return the top log-probabilities; use logprobs",
-}
-_DEFAULT_REASON = "a bundle serves the sampling parameters that docs/serving.md lists; leave it out"
-# values that differ from None and ask for nothing
+# values other than None that switch nothing on
 _OFF = {"watermarking": False}
-
-
-_NO_MASK: MaskFn = lambda ids: None  # noqa: E731
 
 
 class UnsupportedParam(UserError):
@@ -46,15 +37,13 @@ def reject_unsupported(requested: Mapping[str, Any], defaults: dict[str, Any]) -
     for name, value in requested.items():
         served = name in _BY_GRAPHS or name in _BY_VLLM or name.startswith("_")
         if not (served or value is None or value in ([], {}) or value == (defaults | _OFF).get(name)):
-            raise UnsupportedParam(name, f"{name} is not served: {_WHY.get(name, _DEFAULT_REASON)}")
+            raise UnsupportedParam(
+                name, f"{name} is not served; leave it out: docs/serving.md lists the parameters that are"
+            )
 
 
 def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, allowed: MaskFn | None = None) -> Request:
-    """The engine's request for prompt token ids and vLLM's SamplingParams, with the masks of a structured request.
-
-    The engine ends at stop tokens and limits itself, so that no step runs for a request that is finished; vLLM cuts at
-    stop strings.
-    """
+    """The engine's request for prompt token ids and vLLM's SamplingParams, with the masks of a structured request."""
     params = Params(
         float(sampling.temperature),
         max(0, sampling.top_k),
@@ -75,7 +64,7 @@ def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, al
         params,
         min(sampling.max_tokens or config.max_len, config.max_len),
         (*end, *(sampling.stop_token_ids or ())),
-        allowed=(allowed or _NO_MASK) if sampling.structured_outputs is not None else None,
+        allowed=(allowed or (lambda ids: None)) if sampling.structured_outputs is not None else None,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         ends=tuple(sampling.all_stop_token_ids),

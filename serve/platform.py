@@ -6,22 +6,21 @@ import functools
 import os
 import secrets
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
-from vllm.platforms.interface import Platform, PlatformEnum
+from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.errors import UserError
 from model.strict import Range, Wrong, read
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, DIGEST_VARIABLE, model_folder
 from serve.params import UnsupportedParam, check_request, reject_unsupported
-from serve.vllm_patches import allow_min_p_and_bias_with_drafts, hide_log_lines
+from serve.vllm_patches import allow_min_p_and_bias_with_drafts
 from trnspec.bundle.opening import Bundle, read_bundle
-from trnspec.bundle.spec import MAX_K, BundleSpec
+from trnspec.bundle.spec import MAX_K
 from trnspec.engine.config import engine_config
 from trnspec.engine.text import TOKENIZER
 
@@ -30,25 +29,13 @@ if TYPE_CHECKING:
 
 # vLLM's modules need the platform while they are imported, so the platform imports them when it is called
 _SCHEDULER, _WORKER = "serve.scheduler.BundleScheduler", "serve.worker.BundleWorker"
-# prompt tokens of a prefill chunk that running requests wait for, unless --max-num-batched-tokens says otherwise
-_MAX_PREFILL_CHUNK = 512
-# seconds that running requests get to finish after SIGTERM
-DRAIN_SECONDS = 60
-# platform -> the package that runs graphs on it
-_PACKAGES = {"cpu": "jaxlib", "neuron": "libneuronxla", "nrt": "nrtpy"}
-# every reader of JSON keeps such a seed exactly
-_SEED_BITS = 53
 # vLLM's method of speculation that loads no draft model
 _SPECULATIVE_METHOD = "custom_class"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of --additional-config.
-
-    `speculation`: whether steps may speculate; `k`: a fixed number of draft tokens; `acceptance`: how much a response
-    reports of its drafts; `platform`: what runs the graphs (`nrt`: NEFFs by nrtpy).
-    """
+    """The options of --additional-config (docs/serving.md)."""
 
     speculation: bool = True
     k: Annotated[int, Range(0, MAX_K)] | None = None
@@ -58,9 +45,12 @@ class Options:
 
 def served_bundle() -> Bundle:
     """The bundle that this server was started for, the same in each of its processes; files are checked when read."""
-    bundle = _read(os.environ[BUNDLE_VARIABLE])
-    digest = os.environ.setdefault(DIGEST_VARIABLE, bundle.manifest.digest)
-    if bundle.manifest.digest != digest:
+    return same_bundle(_read(os.environ[BUNDLE_VARIABLE]))
+
+
+def same_bundle(bundle: Bundle) -> Bundle:
+    """The bundle, if it is the one that the server's first process has read; else UserError."""
+    if bundle.manifest.digest != os.environ.setdefault(DIGEST_VARIABLE, bundle.manifest.digest):
         raise UserError(f"{bundle.path} was replaced while the server was starting; start it again")
     return bundle
 
@@ -72,19 +62,24 @@ def _read(path: str) -> Bundle:
 
 
 def options(vllm_config: VllmConfig, bundle: Bundle) -> Options:
-    """The checked options of --additional-config; UserError for one that this bundle or machine cannot follow."""
+    """The checked options of --additional-config; UserError for one that this bundle cannot follow."""
     try:
         chosen = read(Options, vllm_config.additional_config, "additional-config")
     except Wrong as error:
         raise UserError(str(error)) from error
     if chosen.k not in (None, 0, *bundle.spec.ks):
         raise UserError(f"k is {chosen.k}; this bundle's graphs have k {', '.join(map(str, (0, *bundle.spec.ks)))}")
-    if find_spec(package := _PACKAGES[chosen.platform]) is None:
-        raise UserError(
-            f"platform is {chosen.platform!r} and this Python has no {package}; install it from AWS's package index on "
-            "a machine with Trainium2, or leave platform out"
-        )
     return chosen
+
+
+class NullPlatform(UnspecifiedPlatform):
+    """vLLM commands without a bundle; with no device type their command line would end in a traceback."""
+
+    device_type = "cpu"
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """Import none: no model runs, and the kernels of vLLM's CPU package need AVX-512."""
 
 
 class BundlePlatform(Platform):
@@ -121,7 +116,7 @@ class BundlePlatform(Platform):
         if parser is None:
             return
         bundle = served_bundle()
-        folder = str(model_folder(bundle))
+        folder, rows = str(model_folder(bundle)), {rows for rows, _ in bundle.spec.prompts}
         parser.set_defaults(
             hf_config_path=folder,
             tokenizer=folder,
@@ -130,9 +125,10 @@ class BundlePlatform(Platform):
             max_num_seqs=bundle.spec.batch,
             enable_prefix_caching=True,
             enable_chunked_prefill=True,
-            max_num_batched_tokens=_prefill_chunk(bundle.spec),
+            # running requests wait for a chunk
+            max_num_batched_tokens=max((n for n in rows if n <= 512), default=min(rows)),
             middleware=["serve.drain.DrainMiddleware"],
-            shutdown_timeout=DRAIN_SECONDS,
+            shutdown_timeout=60,
         )
 
     @classmethod
@@ -141,7 +137,6 @@ class BundlePlatform(Platform):
 
         bundle = served_bundle()
         spec, chosen = bundle.spec, options(vllm_config, bundle)
-        hide_log_lines()
         # with several API servers, the first process has a handler of vLLM's from the start
         if vllm_config.parallel_config._api_process_count == 1:
             end_while_starting()
@@ -188,62 +183,38 @@ class BundlePlatform(Platform):
         try:
             reject_unsupported(requested, defaults)
             if params.seed is None and params.temperature > 0:
-                params.seed = secrets.randbits(_SEED_BITS)
+                # every reader of JSON keeps such a seed exactly
+                params.seed = secrets.randbits(53)
             check_request(config, tuple(processed_inputs["prompt_token_ids"]), params)
         except UnsupportedParam as error:
             raise VLLMValidationError(str(error), parameter=error.parameter) from error
 
 
-def _prefill_chunk(spec: BundleSpec) -> int:
-    """Prompt tokens in a step, unless the command says otherwise: the largest chunk of at most 512, or the smallest."""
-    sizes = {rows for rows, _ in spec.prompts}
-    return max((rows for rows in sizes if rows <= _MAX_PREFILL_CHUNK), default=min(sizes))
-
-
 def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
     """UserError for an option of the command line that the bundle cannot follow."""
-    parallel, model, spec, speculative = (
-        config.parallel_config,
-        config.model_config,
-        bundle.spec,
-        config.speculative_config,
-    )
+    spec, parallel, speculative = bundle.spec, config.parallel_config, config.speculative_config
+    copies, ranks, length = parallel.data_parallel_size, parallel.world_size, config.model_config.max_model_len
+    requests, chunked = config.scheduler_config.max_num_seqs, config.scheduler_config.enable_chunked_prefill
     blocks, fewest = config.cache_config.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
-    has_tokenizer = model.skip_tokenizer_init or TOKENIZER in bundle.files
     # vLLM calls this again in its engine's process, with the speculative-config that the first call has set
-    ours = speculative is None or speculative.method == _SPECULATIVE_METHOD
-    for followed, sentence in (
-        (ours, "speculative-config was given; the bundle brings its draft and its k, leave it out"),
+    method = speculative and speculative.method
+    for option, value, followed, supported in (
+        ("speculative-config", method, method in (None, _SPECULATIVE_METHOD), "the bundle has its draft, leave it out"),
+        ("data-parallel-size", copies, copies == 1, "start one server for each copy and a router in front of them"),
+        ("the parallel size", ranks, ranks == 1, "one process runs all ranks of the bundle, leave it out"),
+        ("max-model-len", length, length == spec.max_len, f"the bundle's is {spec.max_len}, leave it out"),
+        ("max-num-seqs", requests, requests <= spec.batch, f"the bundle has {spec.batch} slots, lower it"),
+        ("enable-chunked-prefill", chunked, chunked, "a bundle needs it, leave it out"),
         (
-            parallel.data_parallel_size == 1,
-            f"data-parallel-size is {parallel.data_parallel_size}; a server runs one copy of the bundle, start one "
-            "server for each copy and a router in front of them",
-        ),
-        (parallel.world_size == 1, "a parallel size was given; one process runs all ranks of the bundle, leave it out"),
-        (
-            model.max_model_len == spec.max_len,
-            f"max-model-len is {model.max_model_len}; the bundle's is {spec.max_len}, leave it out",
-        ),
-        (
-            config.scheduler_config.max_num_seqs <= spec.batch,
-            f"max-num-seqs is {config.scheduler_config.max_num_seqs}; the bundle has {spec.batch} slots, lower it",
-        ),
-        (
-            config.scheduler_config.enable_chunked_prefill,
-            "chunked prefill was disabled; a bundle needs it, leave it out",
-        ),
-        (
+            "num-gpu-blocks-override",
+            blocks,
             blocks is None or fewest <= blocks <= spec.pool,
-            f"num-gpu-blocks-override is {blocks}; this bundle takes {fewest} to {spec.pool}",
-        ),
-        (
-            bundle.manifest.has_weights,
-            f"{bundle.path} was built without weights; build it from checkpoint folders that hold them",
-        ),
-        (
-            has_tokenizer,
-            f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json",
+            f"this bundle takes {fewest} to {spec.pool}",
         ),
     ):
         if not followed:
-            raise UserError(sentence)
+            raise UserError(f"{option} is {value}; {supported}")
+    if not bundle.manifest.has_weights:
+        raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
+    if TOKENIZER not in bundle.files and not config.model_config.skip_tokenizer_init:
+        raise UserError(f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json")

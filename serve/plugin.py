@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 
 from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, find_bundle_arg, no_bundle
@@ -21,17 +20,19 @@ def platform() -> str | None:
     try:
         bundle = find_bundle_arg(arguments)
         only_ours = bundle is None and _is_only_platform()
-        if only_ours and arguments[:1] == ["serve"] and not _is_help(arguments):
+        if only_ours and arguments[:1] == ["serve"] and not {"-h", "--help"} & {a.split("=")[0] for a in arguments}:
             raise no_bundle(arguments)
-        if bundle is not None:
-            _check_exclusive(bundle)
+        if bundle is not None and (other := next(filter(_is_active, _other_plugins()), None)):
+            raise UserError(
+                f"{bundle} needs the platform trnspec, and the plugin {other.name} ({other.module}) is active as well; "
+                "set VLLM_PLUGINS=trnspec"
+            )
     except UserError as error:
         # vLLM passes over a plugin that raises an Exception, and would serve a different model
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
     if bundle is None:
-        return "serve.null_platform.NullPlatform" if only_ours else None
-    sys.argv[1:] = arguments
+        return "serve.platform.NullPlatform" if only_ours else None
     os.environ[BUNDLE_VARIABLE] = str(bundle)
     # the worker has no model runner of vLLM's, of either version
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -40,15 +41,10 @@ def platform() -> str | None:
     return "serve.platform.BundlePlatform"
 
 
-def _is_help(arguments: list[str]) -> bool:
-    return any(argument.split("=")[0] in ("-h", "--help") for argument in arguments)
-
-
 def _other_plugins() -> list[EntryPoint]:
     """The platform plugins of other packages that vLLM may load here."""
-    chosen = os.environ.get("VLLM_PLUGINS")
     points = [point for point in entry_points(group="vllm.platform_plugins") if point.name != "trnspec"]
-    return points if chosen is None else [point for point in points if point.name in chosen.split(",")]
+    return [p for p in points if p.name in os.environ.get("VLLM_PLUGINS", p.name).split(",")]
 
 
 def _is_active(point: EntryPoint) -> bool:
@@ -57,15 +53,6 @@ def _is_active(point: EntryPoint) -> bool:
         return point.load()() is not None
     except Exception:
         return False
-
-
-def _check_exclusive(bundle: Path) -> None:
-    """UserError where another plugin offers a platform too: vLLM takes none of two."""
-    for point in filter(_is_active, _other_plugins()):
-        raise UserError(
-            f"{bundle} needs the platform trnspec, and the plugin {point.name} ({point.module}) is active as well; "
-            "set VLLM_PLUGINS=trnspec"
-        )
 
 
 def _is_only_platform() -> bool:

@@ -17,16 +17,13 @@ class StepOutput(ModelRunnerOutput):
 
 
 class BundleScheduler(Scheduler):
-    """Decoding requests come first and all of them; prefill chunks get the rest of the token budget.
-
-    A request has blocks for one step more than vLLM counts, since the next step may be launched before this one is
-    read. A failed request ends as one whose grammar does not compile: its client gets a 500, or an error event.
-    """
+    """Decoding requests come first and all of them; prefill chunks get the rest of the token budget."""
 
     max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # the next step may be launched before this one is read
         self.num_lookahead_tokens = self.num_spec_tokens + 1
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -47,5 +44,6 @@ class BundleScheduler(Scheduler):
             # the blocks of a failed request may hold NaN: no other request may share them
             groups = self.kv_cache_manager.get_block_ids(name)
             self.kv_cache_manager.evict_blocks({block for group in groups for block in group})
+        # vLLM ends these with a 500, or an error event in a stream
         self.grammar_compile_error_reqs |= failed
         return super().update_from_output(scheduler_output, model_runner_output)

@@ -62,22 +62,17 @@ def _end(kind: type[BaseException], error: BaseException, traceback: TracebackTy
 def _sentence(error: BaseException) -> str:
     """The sentence for a UserError, an OSError or an option that vLLM's configuration refuses; "" for anything else."""
     cause: BaseException | None = error
-    while cause:
-        if isinstance(cause, UserError):
-            return str(cause)
+    while cause and not isinstance(cause, UserError):
         cause = cause.__cause__ or cause.__context__
+    if cause:
+        return str(cause)
     if isinstance(error, OSError):
         if error.errno == errno.EADDRINUSE:
             return "the port is in use; end the server that listens on it, or give a different --port"
         return sentence_of(error, "this command")
-    if isinstance(error, ValueError) and _raised_in(error).startswith(_OPTION_MODULES):
+    *_, raised_in = ["", *(str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__))]
+    if isinstance(error, ValueError) and raised_in.startswith(_OPTION_MODULES):
         # pydantic's ValidationError is a list of errors
         message = error.errors()[0]["msg"] if hasattr(error, "errors") else str(error)
         return " ".join(message.removeprefix("Value error, ").split())
     return ""
-
-
-def _raised_in(error: BaseException) -> str:
-    """The module whose frame raised an error."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""

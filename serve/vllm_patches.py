@@ -8,27 +8,6 @@ from typing import Any
 
 import torch
 
-# logger -> part of a line that does not apply to a bundle
-_HIDDEN_LINES = {
-    # vLLM counts its null block as a slot
-    "vllm.v1.core.kv_cache_utils": "Maximum concurrency",
-    # a bundle's scheduler is part of this package
-    "vllm.config.scheduler": "custom scheduler class",
-}
-# vLLM's client logs a traceback for the end of an engine that the server itself has asked for
-_CLIENT, _ENGINE_ENDED = "vllm.v1.engine.async_llm", "output_handler failed"
-
-
-def hide_log_lines() -> None:
-    """Drop start-up lines of vLLM that are not true of a bundle."""
-    for name, part in _HIDDEN_LINES.items():
-        _hide(name, part)
-
-
-def hide_engine_end() -> None:
-    """Drop the traceback of an engine that ends after a drain."""
-    _hide(_CLIENT, _ENGINE_ENDED)
-
 
 def allow_min_p_and_bias_with_drafts() -> None:
     """Skip vLLM's check that rejects min-p and logit bias with its own drafters; a bundle's graphs serve both."""
@@ -48,11 +27,9 @@ def before_engine_shutdown(engine_client: Any, wait: Callable[[float], float]) -
 
     def after_requests(timeout: float | None = None) -> None:
         left = wait(timeout or 0.0)
-        hide_engine_end()
+        # vLLM's client may log a traceback for the end of the engine that this call brings about
+        lines = logging.getLogger("vllm.v1.engine.async_llm")
+        lines.addFilter(lambda record: "output_handler failed" not in str(record.msg))
         shutdown(timeout=left)
 
     engine_client.shutdown = after_requests
-
-
-def _hide(name: str, part: str) -> None:
-    logging.getLogger(name).addFilter(lambda record: part not in str(record.msg))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,15 +14,13 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, ModelRunnerOutput
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
-from model.attention import KEY_TILE
-from model.errors import UserError
-from model.graph_key import GraphKey
+from model.cache import KEY_TILE
 from model.progress import progress
 from serve.drain import ignore_ctrl_c_in_engine
 from serve.grammar import Grammar, Grammars
 from serve.metrics import Metrics
 from serve.params import engine_request
-from serve.platform import options, served_bundle
+from serve.platform import options, same_bundle, served_bundle
 from serve.scheduler import StepOutput
 from serve.startup import report_to_parent
 from serve.vllm_patches import skip_accelerator_caches
@@ -36,14 +33,13 @@ from trnspec.engine.request import Score
 from trnspec.runtime.runner import load_runner
 
 if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import CachedRequestData, GrammarOutput, SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
 
 class BundleWorker(WorkerBase):
-    """Continuous batching over our engine. Both vLLM and the engine cut at stop ids and limits within a block.
+    """Continuous batching over our engine; vLLM's KV cache manager owns the blocks.
 
-    vLLM runs at most as many requests as the bundle has slots, so the engine always has a free one. vLLM's KV cache
-    manager owns the blocks: block tables, prefix sharing and preemption are its own.
+    vLLM runs at most as many requests as the bundle has slots, so the engine always has a free one.
     """
 
     def init_device(self) -> None:
@@ -52,15 +48,12 @@ class BundleWorker(WorkerBase):
 
     @report_to_parent()
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        served = served_bundle()
-        self.bundle = bundle = open_bundle(served.path)
-        if bundle.manifest.digest != served.manifest.digest:
-            raise UserError(f"{bundle.path} was replaced while the server was starting; start it again")
+        self.bundle = bundle = same_bundle(open_bundle(served_bundle().path))
         self.options = options(self.vllm_config, bundle)
         speculative = self.options.speculation and bundle.spec.k > 0
-        self.drafter = bundle.spec.drafter if speculative else "none"
         self.config = engine_config(bundle)
-        self.runner, self.metrics = load_runner(bundle, self.options.platform), Metrics(self.drafter)
+        self.runner = load_runner(bundle, self.options.platform)
+        self.metrics = Metrics(bundle.spec.drafter if speculative else "none")
         step_k = AdaptiveK((0, *self.config.ks)) if self.options.k is None else FixedK(self.options.k)
         self.engine = AsyncEngine(self.runner, self.config, speculative, step_k, owns_blocks=False)
         # vLLM's request id -> the engine's number, of the requests that are admitted
@@ -68,10 +61,6 @@ class BundleWorker(WorkerBase):
         # prompts and parameters by request id, and the output ids of preempted requests
         self.requests, self.preempted = dict[str, tuple[tuple[int, ...], Any]](), dict[str, list[int]]()
         self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
-        # requests that ended with an error, until vLLM gets the step's output
-        self.failed = set[str]()
-        # requests whose grammar allows no token, until their step has run
-        self.dead_ends = set[str]()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         # vLLM allocates block ids only; the memory is that of the graphs' block pools
@@ -95,7 +84,12 @@ class BundleWorker(WorkerBase):
     @report_to_parent()
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
-        keys = [key for key in self.bundle.plan.by_key if self._runs(key)]
+        # the graphs that the engine may run
+        keys = [
+            key
+            for key in self.bundle.plan.by_key
+            if self.config.has(key) and (key.is_prefill or key.k in self.engine.ks(full_sampling=key.asking))
+        ]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:
                 self.runner.prepare(key)
@@ -104,23 +98,14 @@ class BundleWorker(WorkerBase):
         print(self._banner(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
 
-    def _runs(self, key: GraphKey) -> bool:
-        """Whether the engine may run a graph."""
-        return self.config.has(key) and (key.is_prefill or key.k in self.engine.ks(full_sampling=key.asking))
-
     def _banner(self, seconds: float) -> str:
-        bundle, spec = self.bundle, self.bundle.spec
-        drafter = f"{self.drafter}, {bundle.title('draft')}" if spec.has_draft else self.drafter
-        ks = ", ".join(map(str, sorted(self.engine.ks())))
-        adaptive = "" if self.options.k is not None else ", chosen by measured step times and acceptance"
-        blocks = self.vllm_config.cache_config.num_gpu_blocks_override or self.config.pool
+        spec, ks = self.bundle.spec, ", ".join(map(str, sorted(self.engine.ks())))
+        drafts = f"{spec.drafter}, k {ks}" if self.engine.speculative else "none"
+        blocks = (self.vllm_config.cache_config.num_gpu_blocks_override or self.config.pool) - 1
         return (
-            f"trnspec serves {bundle.path}, every digest verified\n"
-            f"  target   {bundle.title('target')}\n"
-            f"  drafts   {f'{drafter}, k {ks}{adaptive}' if self.engine.speculative else 'none'}\n"
-            f"  slots    {spec.batch}, each of {spec.max_len} tokens, prompt and output together\n"
-            f"  blocks   {blocks - 1} of {KEY_TILE} tokens\n"
-            f"  runtime  {self.options.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
+            f"trnspec serves {self.bundle.path}, every digest verified\n"
+            f"  target {spec.target}; drafts {drafts}; {spec.batch} slots of {spec.max_len} tokens, {blocks} blocks of "
+            f"{KEY_TILE}\n  {self.options.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
         )
 
     def get_supported_tasks(self) -> tuple[str, ...]:
@@ -146,19 +131,15 @@ class BundleWorker(WorkerBase):
         """Run the batch that waited for its masks: one row for each placeholder draft and one more a request."""
         place = 0
         for name in grammar_output.structured_output_request_ids if grammar_output else ():
-            mask = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
-            grammar = self._grammar(name)
-            if not mask.any():
-                # its rows are still computed: vLLM may share its blocks from this step on
-                self.dead_ends.add(name)
-                mask, grammar.structured = np.full_like(mask, -1), None
-            grammar.next = mask
+            self._grammar(name).next = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
             place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
         return self._serve(self.waiting)
 
     def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         cached = scheduler_output.scheduled_cached_reqs
-        self._grow(cached)
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if blocks and name in self.numbers:
+                self.engine.add_blocks(self.numbers[name], blocks[0])
         # a request that is resumed is not admitted yet
         running = [self.numbers[name] for name in cached.req_ids if name in self.numbers]
         if not (self.engine.launched or all(map(self.engine.prefilling, running))):
@@ -175,38 +156,24 @@ class BundleWorker(WorkerBase):
             events += self._end()
         if not (pieces or self.engine.launched):
             self.engine.launch()
-        for name in self.dead_ends & self.requests.keys():
-            self._fail(name, "its grammar allows no token here, not even the end token")
-        self.dead_ends.clear()
         by_number = {event.number: event for event in events}
         self._report_invalid_drafts(scheduler_output, by_number)
         return self._output(scheduler_output, by_number)
 
-    def _grow(self, cached: CachedRequestData) -> None:
-        """Give running requests the blocks that vLLM has added."""
-        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if blocks and name in self.numbers:
-                self.engine.add_blocks(self.numbers[name], blocks[0])
-
     def _pieces(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
         """Admit new and resumed requests; engine number -> prompt tokens that are to be cached after this batch."""
-        cached = scheduler_output.scheduled_cached_reqs
-        new = scheduler_output.scheduled_new_reqs
-        places = {data.req_id: (data.num_computed_tokens, data.block_ids) for data in new}
-        computed = {name: count for name, (count, _) in places.items()}
-        for name, count, blocks in zip(cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True):
-            computed[name] = count
+        cached, scheduled = scheduler_output.scheduled_cached_reqs, scheduler_output.num_scheduled_tokens
+        computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        for data in scheduler_output.scheduled_new_reqs:
+            computed[data.req_id] = data.num_computed_tokens
+            self._admit(data.req_id, data.block_ids[0], data.num_computed_tokens)
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if name in cached.resumed_req_ids and blocks:
-                places[name] = count, blocks
-        for name, (count, blocks) in places.items():
-            if name in self.requests and name not in self.failed:
-                self._place(name, blocks[0], count)
-        scheduled = scheduler_output.num_scheduled_tokens
+                self._admit(name, blocks[0], computed[name])
         numbers = {self.numbers[name]: computed[name] + scheduled[name] for name in scheduled if name in self.numbers}
         return {number: length for number, length in numbers.items() if self.engine.prefilling(number)}
 
-    def _place(self, name: str, blocks: Sequence[int], cached: int) -> None:
-        """Admit a request that is new, or resumed after preemption."""
+    def _admit(self, name: str, blocks: Sequence[int], cached: int) -> None:
         ids, sampling = self.requests[name]
         grammar = self._grammar(name) if sampling is not None and sampling.structured_outputs else None
         request = engine_request(self.config, ids, sampling, grammar)
@@ -218,19 +185,13 @@ class BundleWorker(WorkerBase):
         for records in (self.requests, self.masked, self.preempted):
             records.pop(name, None)  # type: ignore[attr-defined]
 
-    def _fail(self, name: str, sentence: str) -> None:
-        """End one request with an error."""
-        print(f"trnspec: request {name} ends with an error: {sentence}", file=sys.stderr, flush=True)
-        self._forget(name)
-        self.failed.add(name)
-
     def _end(self) -> list[Event]:
         """Wait for the oldest launched work: a decode step or a prefill chunk."""
         batch = self.engine.launched_batch
         if batch is None:
             return []
         events = self.engine.step()
-        self.metrics.end(batch.chunk is not None, events, launched_ahead=self.engine.launched)
+        self.metrics.end(None if batch.chunk else batch.k, launched_ahead=self.engine.launched)
         return events
 
     def _report_invalid_drafts(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
@@ -247,39 +208,32 @@ class BundleWorker(WorkerBase):
             self.masked[name] = self.grammars.of(name, self.requests[name][1])
         return self.masked[name]
 
-    def _output(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> ModelRunnerOutput:
-        names, nothing = list(scheduler_output.num_scheduled_tokens), Event(-1, [])
-        for name in names:
-            ended = events.get(self.numbers.get(name, -1), nothing).result
-            if ended and ended.error:
-                self._fail(name, ended.error)
-        of_names = [events.get(self.numbers.get(name, -1), nothing) for name in names]
-        ids = [event.ids for event in of_names]
-        failed, self.failed = self.failed, set()
+    def _output(self, scheduler_output: SchedulerOutput, by_number: dict[int, Event]) -> ModelRunnerOutput:
+        nothing = Event(-1, [])
+        by_name = {n: by_number.get(self.numbers.get(n, -1), nothing) for n in scheduler_output.num_scheduled_tokens}
+        failed = {name: event.result.error for name, event in by_name.items() if event.result and event.result.error}
+        for name, error in failed.items():
+            print(f"trnspec: request {name} ends with an error: {error}", file=sys.stderr, flush=True)
+            self._forget(name)
+            by_name[name] = nothing
+        prompts = {n: _scores(self.requests[n][0][1:], e.prompt_scores) for n, e in by_name.items() if e.prompt_scores}
+        events = list(by_name.values())
         return StepOutput(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=ids,
-            logprobs=_logprobs(of_names) if any(event.scores for event in of_names) else None,
-            failed=failed,
-            prompt_logprobs_dict={
-                name: _of_prompt(self.requests[name][0], event.prompt_scores)
-                for name, event in zip(names, of_names, strict=True)
-                if event.prompt_scores
-            },
+            req_ids=list(by_name),
+            req_id_to_index={name: place for place, name in enumerate(by_name)},
+            sampled_token_ids=[event.ids for event in events],
+            logprobs=_logprobs(events) if any(event.scores for event in events) else None,
+            failed=set(failed),
+            prompt_logprobs_dict={n: LogprobsTensors(*map(torch.from_numpy, scores)) for n, scores in prompts.items()},
         )
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """Placeholders, as many as the launched step drafts: the fused graph drafts by itself.
-
-        vLLM expects no draft accounting for a step of k 0.
-        """
+        """Placeholders, as many as the launched step drafts: the fused graph drafts by itself."""
         batch = self.engine.launched_batch
         k = batch.k if batch and not batch.chunk else self.config.k
         if not (self.engine.speculative and k):
             return None
-        running = list(self.numbers)
-        return DraftTokenIds(running, [[-1] * k for _ in running])
+        return DraftTokenIds(list(self.numbers), [[-1] * k for _ in self.numbers])
 
     def execute_dummy_batch(self) -> None:
         """No rank waits for another: one process drives all of them."""
@@ -288,8 +242,7 @@ class BundleWorker(WorkerBase):
         """A step has ended when its output is read."""
 
     def shutdown(self) -> None:
-        if hasattr(self, "metrics"):
-            print(f"trnspec: worker {os.getpid()} ends; {self.metrics.summary()}", file=sys.stderr, flush=True)
+        if hasattr(self, "runner"):
             self.runner.close()
             del self.engine, self.runner
         skip_accelerator_caches()
@@ -299,16 +252,10 @@ def _logprobs(events: list[Event]) -> LogprobsLists:
     """Log-probabilities of the emitted tokens; requests without logprobs have zeros, which vLLM ignores."""
     ids = [token for event in events for token in event.ids]
     scores = [score for e in events for score in e.scores or [Score(0.0, 0)] * len(e.ids)]
-    ends = list(itertools.accumulate(len(event.ids) for event in events))
-    return LogprobsLists(*_table(ids, scores), [0, *ends])
+    return LogprobsLists(*_scores(ids, scores), list(itertools.accumulate((len(e.ids) for e in events), initial=0)))
 
 
-def _of_prompt(ids: Sequence[int], scores: Sequence[Score]) -> LogprobsTensors:
-    """Log-probabilities of a prompt's tokens from the second on."""
-    return LogprobsTensors(*map(torch.from_numpy, _table(ids[1:], scores)))
-
-
-def _table(ids: Sequence[int], scores: Sequence[Score]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _scores(ids: Sequence[int], scores: Sequence[Score]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(T, 1 + n) token ids and log-probabilities, the token itself first and the top n after it; (T,) ranks."""
     width = 1 + max((len(score.best) for score in scores), default=0)
     tokens, logprobs = np.zeros((len(ids), width), np.int32), np.zeros((len(ids), width), np.float32)

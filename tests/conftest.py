@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 
 import jax
@@ -23,10 +24,6 @@ jax.config.update("jax_num_cpu_devices", 2)
 gc.freeze()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--witness", action="store_true", help="run nkisim's tests on the vendor's nki too")
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Name what bits may depend on; `-q` prints no header, so that it comes before the list of failures."""
     torch_set = torch.backends.cpu.get_cpu_capability()
@@ -38,6 +35,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("machine")
     for name, fact in facts.items():
         terminalreporter.write_line(f"{name}: {fact}")
+
+
+# processor seconds of a test without the mark `slow`
+_FAST_S = 5.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that takes longer than the fast set allows and is not marked slow.
+
+    It counts this process's time, so that another load of the machine fails no test.
+    """
+    begin = time.process_time()
+    yield
+    seconds = time.process_time() - begin
+    if seconds > _FAST_S and not item.get_closest_marker("slow"):
+        pytest.fail(f"took {seconds:.1f} s, the fast set allows {_FAST_S:.0f}; make it smaller or mark it slow")
 
 
 @pytest.fixture(autouse=True, scope="session")

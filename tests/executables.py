@@ -42,4 +42,4 @@ def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
             temporary.replace(file)
         return file.read_bytes()
 
-    patch.setattr(compile.build, "lower_graphs", lambda spec, graphs: (traced(spec, graph) for graph in graphs))
+    patch.setattr(compile.build, "lower_graphs", lambda spec, graphs: ((g, traced(spec, g)) for g in graphs))

@@ -38,8 +38,7 @@ def llm(bundle: Path) -> Iterator[LLM]:
 
 
 def test_what_is_built_can_be_served(bundle: Path) -> None:
-    about = verify(bundle)
-    assert (about["ks"], about["rows"], about["weights"]) == ([0, 3], 4, "1 ranks")
+    assert verify(bundle) == []
 
 
 def test_it_generates(llm: LLM) -> None:

@@ -1,7 +1,5 @@
 """`python -m bench.kernels [--json] [--only TEXT]`: each kernel and case, simulated; `--explain` takes one apart.
 
-`--library CHECKOUT` runs the kernels of nki-library beside ours.
-
 Times are simulated by nkisim's timeline. Where the vendor's `nki` can be imported the same command also
 measures on the device, and the simulated column comes from a second process; that half is untried.
 """
@@ -20,7 +18,6 @@ from typing import Any
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES, PROMPT_ATTENTION
 from bench.kernels.explain import bound_ns, explained, prompt_bound_ns, sums_ns
-from bench.kernels.library import beside
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
@@ -125,11 +122,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--recording", type=Path, help="write the events of the one chosen case, for nkisim.report")
     parser.add_argument("--picture", type=Path, help="draw the timeline of the one chosen case, SVG")
     parser.add_argument("--explain", action="store_true", help="the critical path of the one chosen case, by stage")
-    parser.add_argument("--library", type=Path, help="a checkout of nki-library: its kernels beside ours")
     options = parser.parse_args(arguments)
-    if options.library:
-        print(beside(options.library))
-        return
     exact = [case for case in CASES if options.only == case.full_name]
     chosen = exact or [case for case in CASES if options.only in case.full_name]
     if not chosen:

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import nkisim
-from nki_kernels.attention.blocks import BLOCK
+from nki_kernels.attention.paged_kv import PAGE
 from nki_kernels.roofline import AttentionDims, Cost
 from nkisim.errors import AmbiguousManual
 from nkisim.event import Recording
@@ -55,6 +55,6 @@ def normal(shape: tuple[int, ...], itemsize: int) -> Any:
 
 def pool_of(d: AttentionDims) -> tuple[Any, Any]:
     """A pool (blocks, G, 128, D) of random numbers and a block table (B, S / 128) in random order."""
-    per = d.slots // BLOCK
+    per = d.slots // PAGE
     table = 1 + np.random.default_rng(0).permutation(d.batch * per).astype(np.int32).reshape(d.batch, per)
-    return normal((1 + d.batch * per, d.kv_heads, BLOCK, d.dim), d.itemsize), table
+    return normal((1 + d.batch * per, d.kv_heads, PAGE, d.dim), d.itemsize), table

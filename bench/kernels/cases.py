@@ -27,83 +27,47 @@ from bench.kernels.layer import (
 )
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
-from nki_kernels.attention.blocks import append_rows_kernel
-from nki_kernels.attention.merge import merge_attention_kernel
-from nki_kernels.attention.paged import verify_attention_paged_kernel
+from nki_kernels.attention.append_rows import append_rows_kernel
 from nki_kernels.attention.prompt import prompt_attention_kernel
 from nki_kernels.attention.verify import verify_attention_kernel
 from nki_kernels.roofline import AttentionDims, Cost
 
 
-def _attention_rows(d: AttentionDims) -> tuple[Any, Any, Any, Any]:
-    """q, new keys, new values and the positions of a chain at the end of the cache."""
+def verify_arguments(d: AttentionDims) -> tuple[Any, ...]:
+    """Arguments of verify_attention_kernel: causal rows at the end of sequences whose pages are in shuffled order."""
     q = normal((d.batch, d.heads, d.candidates, d.dim), d.itemsize)
-    new = normal((d.batch, d.kv_heads, d.candidates, d.dim), d.itemsize)
-    chain = np.arange(d.slots - d.candidates, d.slots, dtype=np.int32)
-    return q, new, new.copy(), np.tile(chain, (d.batch, 1))
+    new, (pool, table) = normal((d.batch, d.kv_heads, d.candidates, d.dim), d.itemsize), pool_of(d)
+    positions = np.tile(np.arange(d.slots - d.candidates, d.slots, dtype=np.int32), (d.batch, 1))
+    return q, new, new.copy(), pool, pool.copy(), positions, table
 
 
-def attention_arguments(d: AttentionDims) -> tuple[Any, ...]:
-    """Arguments of verify_attention_kernel."""
-    q, k_new, v_new, positions = _attention_rows(d)
-    keys = normal((d.batch, d.kv_heads, d.dim, d.slots), d.itemsize)
-    values = normal((d.batch, d.kv_heads, d.slots, d.dim), d.itemsize)
-    return q, k_new, v_new, keys, values, positions
-
-
-def paged_arguments(d: AttentionDims) -> tuple[Any, ...]:
-    """Arguments of verify_attention_paged_kernel with blocks in shuffled order."""
-    q, k_new, v_new, positions = _attention_rows(d)
-    pool, table = pool_of(d)
-    return q, k_new, v_new, pool, pool.copy(), positions, table
-
-
-def tree_arguments(d: AttentionDims) -> tuple[Any, ...]:
-    """Arguments of verify_attention_kernel for candidates that see themselves and the first one."""
-    ancestors = (1 | 1 << np.arange(d.candidates)).astype(np.int32)
-    return *attention_arguments(d), np.tile(ancestors, (d.batch, 1))
-
-
-def _attention(dims: tuple[int, ...], lnc: int = 1, paged: bool = False, tree: bool = False) -> Case:
+def _verify(dims: tuple[int, ...], lnc: int = 1) -> Case:
     """One case from (B, H, G, N, S, D, bytes per number)."""
     batch, heads, kv_heads, count, slots, dim, itemsize = dims
     d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
     name = f"B{batch}-H{heads}-G{kv_heads}-S{slots}-N{count}-D{dim}-" + ("bf16" if itemsize == 2 else "fp32")
-    cost = partial(roofline.verify_attention, d)
-    if paged:
-        return Case(name, verify_attention_paged_kernel, partial(paged_arguments, d), cost, lnc)
-    if tree:
-        return Case(f"{name}-ancestors", verify_attention_kernel, partial(tree_arguments, d), cost, lnc, d)
-    return Case(name, verify_attention_kernel, partial(attention_arguments, d), cost, lnc, d)
+    return Case(
+        name, verify_attention_kernel, partial(verify_arguments, d), partial(roofline.verify_attention, d), lnc, d
+    )
 
 
 def block_case(shard: Shard, lnc: int = 1) -> Case:
-    """Attention alone of a shard whose rows see all rows of their sequence, whatever their order."""
+    """Attention of a shard's block draft, whose rows see all rows of their sequence."""
     d = attention_dims(shard)
 
     def arguments() -> tuple[Any, ...]:
-        return *paged_arguments(d), np.full((d.batch, d.candidates), (1 << d.candidates) - 1, np.int32)
+        return *verify_arguments(d), np.full((d.batch, 1), d.slots - 1, np.int32)
 
-    cost = partial(roofline.verify_attention, d)
-    return Case(f"{shard.name}-block", verify_attention_paged_kernel, arguments, cost, lnc)
+    return Case(f"{shard.name}-block", verify_attention_kernel, arguments, partial(roofline.verify_attention, d), lnc)
 
 
 # the Qwen3-32B shard at TP 32 over lengths and k, then other shapes
 VERIFY_ATTENTION = (
-    *(_attention((4, 2, 1, 8, slots, 128, 2)) for slots in (1024, 2048, 4096, 8192, 16384)),
-    *(_attention((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 2, 4, 16, 32)),
-    *(_attention((4, 2, 1, 8, slots, 128, 2), lnc=2) for slots in (1024, 8192)),
-    _attention((4, 2, 1, 8, 8192, 128, 2), tree=True),
-    _attention((32, 2, 1, 8, 1024, 128, 2)),
-    _attention((1, 16, 2, 8, 4096, 128, 2)),
-    _attention((4, 4, 2, 8, 2048, 64, 4)),
-    *(_attention((4, 2, 1, 8, slots, 128, 2), lnc, paged=True) for slots in LENGTHS for lnc in (1, 2)),
-    Case(
-        "M4-R64-D128-fp32",
-        merge_attention_kernel,
-        lambda: (normal((4, 64, 128), 4), normal((4, 64), 4)),
-        partial(roofline.merge_attention, 4, 64, 128, 4),
-    ),
+    *(_verify((4, 2, 1, 8, slots, 128, 2), lnc) for slots in LENGTHS for lnc in (1, 2)),
+    *(_verify((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 32)),
+    _verify((32, 2, 1, 8, 1024, 128, 2)),
+    _verify((1, 16, 2, 8, 4096, 128, 2)),
+    _verify((4, 4, 2, 8, 2048, 64, 4)),
 )
 
 

@@ -13,8 +13,8 @@ from model.config import PRESETS, Qwen3Config
 from model.parallel import HeadMap
 from nki_kernels import roofline
 from nki_kernels.layer.attention import decode_attention_kernel
-from nki_kernels.layer.host import place
-from nki_kernels.layer.layers import decode_layers_kernel
+from nki_kernels.layer.decode_layers import decode_layers_kernel
+from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp_kernel
 from nki_kernels.layer.pack_weights import BANK, block_width, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
@@ -97,12 +97,11 @@ def attention_arguments(shard: Shard, slots: int = SLOTS) -> tuple[Any, ...]:
     qkv = pack_qkv(q, k, k, d.dim)
     norms = normal((hidden,), BF16), normal((d.dim,), BF16), normal((d.dim,), BF16)
     pool, table = pool_of(d)
-    chain = np.arange(slots - d.candidates, slots, dtype=np.int32)
-    rows = place(np.tile(chain, (d.batch, 1)), table, d.dim)
+    positions = np.tile(np.arange(slots - d.candidates, slots, dtype=np.int32), (d.batch, 1))
     # random numbers need no order: pack_out would only permute the inputs of the output projection
     weights = (qkv * hidden**-0.5).astype(qkv.dtype), packed(d.heads * d.dim, hidden)
-    pools, turns = (pool, pool.copy()), (rows.cos, rows.sin)
-    return normal((shard.rows, hidden), BF16), *norms, *weights, *turns, *pools, rows.positions, table
+    places = (*rope_tables(positions, d.dim), pool, pool.copy(), positions, table)
+    return normal((shard.rows, hidden), BF16), *norms, *weights, *places
 
 
 def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:

@@ -1,1 +1,1 @@
-"""Two OpenAI-compatible endpoints under load."""
+"""OpenAI-compatible servers under load."""

@@ -1,11 +1,10 @@
-"""`python -m bench.serving --baseline URL --speculative URL`: two servers under load, and whether they answer alike.
+"""`python -m bench.serving --demo` or `--baseline URL --speculative URL`: servers with and without drafts under load.
 
-`vllm bench serve` sends each tier of prompts to one endpoint after the other, in random order in every round. Its TPOT
-is the time after the first token over the tokens that the server's usage field counts, less one; it reads acceptance
-from the server's /metrics. First the gate sends random requests to both endpoints (`bench.gate`): where an answer
-differs no speedup is printed and the exit status is 1. `--demo` starts servers of the demo pair: the target alone, one
-that always drafts 7, one that chooses the k of each step by itself, and vLLM's own engine for CPUs on the target in
-fp32, all without prefix caching (a tier's prompts are sent in every round). The gate asks ours alone.
+`vllm bench serve` sends each class of prompts to one server after the other, in random order in every round; every
+answer has as many tokens as --tokens says. `--demo` starts servers of the demo pair: the target without a drafter, the
+pair, and vLLM's own CPU engine on the target, all fp32 on one thread, whose CPU time per token is measured too. First
+the gate sends random requests to both of ours (`bench.gate`): where an answer differs no ratio is printed and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -24,215 +23,201 @@ from pathlib import Path
 from typing import Any
 
 from bench import demo, gate
-from bench.demo import count
-from bench.provenance import header, said, write_result
-from bench.serving.prompts import Prompt, prompt_sets
-from bench.serving.servers import Endpoint, Server, serving, vllm_command
+from bench.demo import Prompt
+from bench.options import count, input_file, output_file, server_url, vllm_command
+from bench.provenance import header, sentence, write_result
+from bench.serving.servers import Endpoint, serving
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
 
-_LOAD_SECONDS, _DEMO_K, _DEMO_BATCH, _DEMO_LENGTH = 3600, 7, 4, 512
-BASELINE, SPECULATIVE, FIXED, STOCK = "baseline", "speculative", f"always k {_DEMO_K}", "stock vLLM"
-# the speculative bundle held at the target's own steps; the baseline's bundle has no draft
-NEVER = "always k 0"
+BASELINE, SPECULATIVE, STOCK = "baseline", "speculative", "stock vLLM"
+_K, _BATCH, _MAX_LEN, _LOAD_S = 7, 4, 512, 3600
 # of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
-FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms", "median_e2el_ms", "spec_decode_acceptance_length")
-_BY_POSITION, _STEPS = "spec_decode_per_position_acceptance_rates", "spec_decode_num_drafts"
+_FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms")
+_LENGTH = "spec_decode_acceptance_length"
+_STEPS = "spec_decode_num_drafts"
+_SHARES = "spec_decode_per_position_acceptance_rates"
 Rows = list[dict[str, Any]]
-
-
-def command(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> list[str]:
-    """One run of the public client over a file of prompts, greedy, so many requests at once."""
-    chat = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions",
-            "--extra-body", '{"chat_template_kwargs": {"enable_thinking": false}}']  # fmt: skip
-    plain = ["--backend", "openai", "--endpoint", "/v1/completions"]
-    flags = {
-        "base-url": endpoint.address, "model": endpoint.model, "tokenizer": options.tokenizer or endpoint.model,
-        "dataset-name": "custom", "dataset-path": dataset, "custom-output-len": options.tokens,
-        "num-prompts": options.requests, "max-concurrency": clients, "num-warmups": clients,
-        "temperature": 0, "seed": options.seed, "percentile-metrics": "ttft,tpot,e2el", "result-filename": result,
-    }  # fmt: skip
-    named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    more = ["--skip-chat-template", "--save-result"] + ["--ignore-eos"] * options.ignore_eos
-    return [str(options.vllm), "bench", "serve", *(chat if options.chat else plain), *named, *more]
-
-
-def figures(result: Path, asked: int) -> dict[str, Any]:
-    """The figures of a saved result; UserError unless every request was answered."""
-    try:
-        value = json.loads(result.read_text(encoding="utf-8"))
-        answered = value["completed"]
-        found = {name: value.get(name) for name in (*FIGURES, _BY_POSITION, _STEPS)}
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise UserError(f"{result} is no result of vllm bench serve ({type(error).__name__}); run it again") from None
-    if answered != asked or None in (found[name] for name in FIGURES[:4]):
-        raise UserError(f"vllm bench serve got {answered} of {asked} answers; see the server's log and run it again")
-    return found
-
-
-def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: argparse.Namespace, folder: Path) -> Rows:
-    """A row for each round, tier, number of clients and endpoint."""
-    rng, tiers = random.Random(options.seed), dict.fromkeys(p.tier for p in prompts)
-    cases = list(itertools.product(tiers, options.concurrency))
-    jobs = [(n, *case) for n in range(options.rounds) for case in rng.sample(cases, len(cases))]
-    rows = []
-    for number, tier, clients in each(jobs, "rounds of tiers"):
-        dataset, result = folder / "prompts.jsonl", folder / "result.json"
-        lines = [json.dumps({"prompt": p.text}) for p in prompts if p.tier == tier]
-        dataset.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        for name in rng.sample(list(endpoints), len(endpoints)):
-            result.unlink(missing_ok=True)
-            run = command(endpoints[name], dataset, result, clients, options)
-            try:
-                done = subprocess.run(run, capture_output=True, text=True, timeout=_LOAD_SECONDS, check=False)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise UserError(f"{options.vllm} bench serve did not end well ({error}); check --vllm") from None
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-                raise UserError(f"vllm bench serve failed: {reason}")
-            row = {"round": number, "tier": tier, "clients": clients, "endpoint": name, "source": "wall"}
-            rows.append(row | figures(result, options.requests))
-    return rows
-
-
-def summary(rows: Rows, green: bool) -> Rows:
-    """Medians over rounds of each tier, number of clients and endpoint.
-
-    If the gate is green, `speedup` is the median over rounds of the baseline's time per token over the endpoint's, and
-    `of_best` that of the tokens a second over those of the better of the two that never change their k.
-    """
-
-    def case(row: dict[str, Any]) -> tuple[str, int]:
-        return row["tier"], row["clients"]
-
-    found = []
-    for tier, clients, name in dict.fromkeys((*case(r), r["endpoint"]) for r in sorted(rows, key=case)):
-        here = [r for r in rows if case(r) == (tier, clients)]
-        own = {r["round"]: r for r in here if r["endpoint"] == name}
-        known = {figure: [r[figure] for r in own.values() if r[figure] is not None] for figure in FIGURES}
-        row: dict[str, Any] = {"tier": tier, "clients": clients, "endpoint": name, "rounds": len(own)}
-        row |= {figure: statistics.median(values) for figure, values in known.items() if values}
-
-        def over(other: str, figure: str, here: Rows = here, own: dict[int, Any] = own) -> float | None:
-            ratios = [own[r["round"]][figure] / r[figure] for r in here if r["endpoint"] == other]
-            return statistics.median(ratios) if ratios else None
-
-        if green and name != BASELINE:
-            row["speedup"] = 1 / (over(BASELINE, "median_tpot_ms") or 1)
-            fixed = [over(other, "output_throughput") for other in (BASELINE, FIXED) if other != name]
-            row["of_best"] = min(ratio for ratio in fixed if ratio is not None)
-        found.append(row)
-    return found
-
-
-def acceptance(rows: Rows, draft: str) -> Rows:
-    """Tables by position for `bench.tune --traces`, from the steps that the server counted."""
-    names = {r["endpoint"] for r in rows}
-    tables, drafting = [], FIXED if FIXED in names else SPECULATIVE
-    for tier in dict.fromkeys(r["tier"] for r in rows):
-        own = [r for r in rows if (r["tier"], r["endpoint"]) == (tier, drafting) and r.get(_BY_POSITION)]
-        if steps := sum(r[_STEPS] for r in own):
-            shares = [
-                sum(share * r[_STEPS] for share, r in zip(column, own, strict=True)) / steps
-                for column in zip(*(r[_BY_POSITION] for r in own), strict=True)
-            ]
-            tables.append({"name": tier, "draft": draft, "unconditional": shares, "steps": steps})
-    return tables
-
-
-def table(rows: Rows) -> str:
-    """A line for each tier, number of clients and endpoint."""
-    heads = ("tokens/s", "TTFT ms", "TPOT ms", "E2E ms", "tokens/step", "times the baseline", "times the best fixed k")
-    numbers = (*FIGURES, "speedup", "of_best")
-    lines = [
-        [r["tier"], str(r["clients"]), r["endpoint"], *(f"{r[name]:.2f}" if name in r else "" for name in numbers)]
-        for r in rows
-    ]
-    return markdown(["prompts", "clients", "endpoint", *(f"{head} (wall)" for head in heads)], lines)
-
-
-def counts(text: str) -> list[int]:
-    """Counts with commas between them."""
-    return [count()(part) for part in text.split(",")]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__)
-    parser.add_argument("--baseline", default="", help="URL of the server without speculation, without /v1")
-    parser.add_argument("--speculative", default="", help="URL of the server with speculation")
-    parser.add_argument("--demo", action="store_true", help="start both servers with the demo pair on loopback")
-    parser.add_argument("--vllm", type=Path, default=Path("vllm"), help="the command of vLLM (default: vllm)")
+    parser.add_argument("--demo", action="store_true", help="start servers of the demo pair")
+    parser.add_argument("--baseline", type=server_url, help="address of a server without drafts")
+    parser.add_argument("--speculative", type=server_url, help="address of a server with drafts")
+    parser.add_argument("--vllm", type=vllm_command, required=True, help="the command of an environment with vLLM")
     parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
     parser.add_argument("--tokenizer", default="", help="for the client; by default that of --model")
-    parser.add_argument("--chat", action="store_true", help="chat completions without thinking, not completions")
-    parser.add_argument(
-        "--prompt-set", default="demo", help="demo, random, article, pod, synthetic, a file; with commas"
-    )
-    parser.add_argument("--requests", type=count(), default=60, help="of each tier, round and endpoint (default: 60)")
-    parser.add_argument("--concurrency", type=counts, default=[4], help="requests at once; with commas (default: 4)")
+    parser.add_argument("--drafter", default="chain", choices=demo.DRAFTERS, help="of the demo (default: chain)")
+    parser.add_argument("--prompts", type=input_file, help="a prompt a line (default: the demo's)")
+    parser.add_argument("--requests", type=count(), default=60, help="of each class, round and server (default: 60)")
+    parser.add_argument("--clients", type=count(), nargs="+", default=[1, 4], help="requests at once (default: 1 4)")
     parser.add_argument("--rounds", type=count(), default=2, help="each in random order (default: 2)")
     parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
     parser.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")
     parser.add_argument("--seed", type=count(0), default=0, help="of the orders and the gate")
-    parser.add_argument("--ignore-eos", action="store_true", help="let every answer run to --tokens")
-    parser.add_argument("--draft", default="", help="name of the draft, for the acceptance tables")
     parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="demo: bundles and logs")
-    parser.add_argument("--port", type=count(), default=8770, help="demo: the first of four")
-    parser.add_argument("--out", type=Path, help="write the results here, JSON; acceptance is in `tables`")
+    parser.add_argument("--port", type=count(1024, 65000), default=8770, help="demo: the first of three")
+    parser.add_argument("--out", type=output_file, help="write the results here, JSON; accepted drafts in `tables`")
     options = parser.parse_args(arguments)
-    if options.demo == bool(options.baseline or options.speculative) or bool(options.baseline) != bool(
-        options.speculative
-    ):
+    urls = [bool(options.baseline), bool(options.speculative)]
+    if urls != [not options.demo] * 2:
         raise UserError("two servers are compared; give --baseline URL and --speculative URL, or --demo alone")
+    if options.demo:
+        options.tokenizer = str(demo.TARGET)
+        python = options.vllm.parent / "python"
+        look = "import importlib.util as u; assert all(map(u.find_spec, ('vllm', 'pandas')))"
+        if not python.is_file() or subprocess.run([python, "-c", look], check=False, capture_output=True).returncode:
+            raise UserError(f"the Python beside {options.vllm} lacks vLLM or pandas; run make serve-report")
     return options
 
 
-def demo_servers(options: argparse.Namespace, stack: ExitStack, names: Sequence[str]) -> dict[str, Endpoint]:
-    """Servers of the demo pair by these names, on ports from `options.port` on."""
-    found, vllm = {}, vllm_command(options.vllm)
-    always, never = (["--additional-config", json.dumps({"k": k})] for k in (_DEMO_K, 0))
-    stock = ["--dtype", "float32", "--max-model-len", str(_DEMO_LENGTH), "--max-num-seqs", str(_DEMO_BATCH),
+def demo_servers(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
+    """Servers of the demo pair and of its target, on ports from `options.port` on."""
+    sizes = {"batch": _BATCH, "max_len": _MAX_LEN}
+    pair = demo.bundle(options.folder / options.drafter, options.drafter, _K, **sizes)
+    target = demo.bundle(options.folder / "target", "none", 0, **sizes)
+    stock = ["--dtype", "float32", "--max-model-len", str(_MAX_LEN), "--max-num-seqs", str(_BATCH),
              "--gpu-memory-utilization", "0.3"]  # fmt: skip
-    ways: tuple[tuple[str, int | None, list[str]], ...]
-    ways = ((BASELINE, 0, []), (SPECULATIVE, _DEMO_K, []), (FIXED, _DEMO_K, always), (NEVER, _DEMO_K, never),
-            (STOCK, None, stock))  # fmt: skip
-    for number, (name, k, more) in enumerate(way for way in ways if way[0] in names):
-        model = demo.TARGET
-        if k is not None:
-            model = demo.bundle(options.folder / f"k{k}", "chain", k, batch=_DEMO_BATCH, max_len=_DEMO_LENGTH)
-        server = Server(vllm, options.port + number, [str(model), *more], own_engine=k is None)
-        found[name] = Endpoint(stack.enter_context(serving(server, options.folder / f"{name}.log")), "m")
+    servers = {BASELINE: ([str(target)], {}), SPECULATIVE: ([str(pair)], {}),
+               STOCK: ([str(demo.TARGET), *stock], {"VLLM_TARGET_DEVICE": "cpu"})}  # fmt: skip
+    return {
+        name: stack.enter_context(
+            serving(options.vllm, options.port + number, arguments, options.folder / f"{name}.log", **environment)
+        )
+        for number, (name, (arguments, environment)) in enumerate(servers.items())
+    }
+
+
+def command(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> list[str]:
+    """One run of the public client over a file of prompts, greedy, so many requests at once."""
+    flags = {
+        "backend": "openai", "endpoint": "/v1/completions", "base-url": endpoint.address, "model": endpoint.model,
+        "tokenizer": options.tokenizer or endpoint.model, "dataset-name": "custom", "dataset-path": dataset,
+        "custom-output-len": options.tokens, "num-prompts": options.requests, "max-concurrency": clients,
+        "num-warmups": clients, "temperature": 0, "seed": options.seed, "percentile-metrics": "ttft,tpot",
+        "result-filename": result,
+    }  # fmt: skip
+    named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return [str(options.vllm), "bench", "serve", *named, "--skip-chat-template", "--save-result", "--ignore-eos"]
+
+
+def figures(result: Path, requests: int) -> dict[str, Any]:
+    """The figures of a saved result; UserError unless every request was answered."""
+    try:
+        value = json.loads(result.read_text(encoding="utf-8"))
+        answered, found = value["completed"], {name: value.get(name) for name in (*_FIGURES, _LENGTH, _STEPS, _SHARES)}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        raise UserError(f"{result} is no result of vllm bench serve ({type(error).__name__}); run it again") from None
+    if answered != requests or None in (found[name] for name in _FIGURES):
+        raise UserError(f"vllm bench serve got {answered} of {requests} answers; see the server's log and run it again")
     return found
 
 
+def _run(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one run of the client, with the server's CPU time per token if it was started here."""
+    before = (endpoint.cpu_seconds(), endpoint.generated_tokens()) if endpoint.pid else (0.0, 0.0)
+    result.unlink(missing_ok=True)
+    run = command(endpoint, dataset, result, clients, options)
+    try:
+        done = subprocess.run(run, capture_output=True, text=True, timeout=_LOAD_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{options.vllm} bench serve did not end well ({error}); check --vllm") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise UserError(f"vllm bench serve failed: {reason}")
+    found = figures(result, options.requests)
+    if endpoint.pid:
+        seconds, tokens = endpoint.cpu_seconds() - before[0], endpoint.generated_tokens() - before[1]
+        found["cpu_ms_per_token"] = 1e3 * seconds / tokens
+    return found
+
+
+def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: argparse.Namespace, folder: Path) -> Rows:
+    """A row for each round, class of prompts, number of clients and server."""
+    rng, rows = random.Random(options.seed), Rows()
+    cases = list(itertools.product(dict.fromkeys(p.entropy for p in prompts), options.clients))
+    jobs = [(n, *case) for n in range(options.rounds) for case in rng.sample(cases, len(cases))]
+    for number, entropy, clients in each(jobs, "rounds of prompts"):
+        dataset = folder / "prompts.jsonl"
+        lines = [json.dumps({"prompt": p.text}) for p in prompts if p.entropy == entropy]
+        dataset.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        for name in rng.sample(list(endpoints), len(endpoints)):
+            row = {"round": number, "prompts": entropy, "clients": clients, "server": name, "source": "wall"}
+            rows.append(row | _run(endpoints[name], dataset, folder / "result.json", clients, options))
+    return rows
+
+
+def summary(rows: Rows, identical: bool) -> Rows:
+    """Medians over rounds of each class of prompts, number of clients and server.
+
+    `times` are medians over rounds of the tokens a second over those of the baseline and of stock vLLM, if our servers'
+    answers are identical.
+    """
+    by_case = {(r["prompts"], r["clients"], r["server"], r["round"]): r for r in rows}
+    found = Rows()
+    for prompts, clients, name in sorted({key[:3] for key in by_case}):
+        own = [r for key, r in by_case.items() if key[:3] == (prompts, clients, name)]
+        row: dict[str, Any] = {"prompts": prompts, "clients": clients, "server": name, "rounds": len(own)}
+        for figure in (*_FIGURES, _LENGTH, "cpu_ms_per_token"):
+            if values := [r[figure] for r in own if r.get(figure) is not None]:
+                row[figure] = round(statistics.median(values), 4)
+        others = [other for other in (BASELINE, STOCK) if other != name] if identical else []
+        for other in others:
+            pairs = [(r, by_case.get((prompts, clients, other, r["round"]))) for r in own]
+            ratios = [r["output_throughput"] / o["output_throughput"] for r, o in pairs if o]
+            if ratios:
+                row[f"times {other}"] = round(statistics.median(ratios), 4)
+        found.append(row)
+    return found
+
+
+def accepted(rows: Rows, drafter: str) -> Rows:
+    """Tables for `bench.tune --traces`, from the steps that the server with drafts counted."""
+    tables = Rows()
+    for prompts in dict.fromkeys(r["prompts"] for r in rows):
+        own = [r for r in rows if (r["prompts"], r["server"]) == (prompts, SPECULATIVE) and r.get(_SHARES)]
+        if steps := sum(r[_STEPS] for r in own):
+            columns = zip(*([share * r[_STEPS] for share in r[_SHARES]] for r in own), strict=True)
+            shares = [round(sum(column) / steps, 4) for column in columns]
+            tables.append({"name": prompts, "draft": drafter, "steps": steps, "unconditional": shares})
+    return tables
+
+
+def table(rows: Rows) -> str:
+    """A line for each row."""
+    figures_of = {"output_throughput": "tokens/s (wall)", "cpu_ms_per_token": "CPU ms a token",
+                  "median_ttft_ms": "TTFT ms (wall)", "median_tpot_ms": "TPOT ms (wall)",
+                  _LENGTH: "tokens a step", f"times {BASELINE}": f"tokens/s, {BASELINE} = 1",
+                  f"times {STOCK}": f"tokens/s, {STOCK} = 1"}  # fmt: skip
+    return markdown(["prompts", "clients", "server", *figures_of.values()], [
+        [r["prompts"], str(r["clients"]), r["server"], *(f"{r[f]:.2f}" if f in r else "" for f in figures_of)]
+        for r in rows
+    ])  # fmt: skip
+
+
 def main(arguments: list[str]) -> None:
-    """Gate, load, table; exit 1 on a red gate."""
+    """Gate, load, table; exit 1 if the gate found a difference."""
     options, made_by = _options(arguments), header("wall")
-    prompts = prompt_sets(options.prompt_set, options.seed)
+    prompts, asked = demo.prompts_of(options.prompts), gate.questions(options.gate, options.seed)
     with ExitStack() as stack:
-        urls = {BASELINE: options.baseline, SPECULATIVE: options.speculative}
-        endpoints = {name: Endpoint(url.rstrip("/").removesuffix("/v1"), options.model) for name, url in urls.items()}
         if options.demo:
-            options.tokenizer, options.draft, options.ignore_eos = str(demo.TARGET), "demo/draft", True
-            endpoints = demo_servers(options, stack, (BASELINE, SPECULATIVE, FIXED, STOCK))
-        asked = gate.questions(options.gate, options.seed)
-        gated = [
-            gate.of_endpoints(endpoints[BASELINE], endpoint, asked, min(64, options.tokens))
-            for name, endpoint in endpoints.items()
-            if name not in (BASELINE, STOCK)
-        ]
+            endpoints = demo_servers(options, stack)
+        else:
+            urls = {BASELINE: options.baseline, SPECULATIVE: options.speculative}
+            endpoints = {name: Endpoint(url, options.model) for name, url in urls.items()}
+        gated = gate.of_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], asked, min(64, options.tokens))
         runs = load(endpoints, prompts, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-    green = not any(found["differences"] for found in gated)
-    rows = summary(runs, green)
+    identical = not gated["differences"]
+    rows = summary(runs, identical)
     if options.out:
-        about = made_by | {"prompts": options.prompt_set, "requests": options.requests, "tokens": options.tokens}
-        about |= {"concurrency": options.concurrency, "gate": gated, "rows": rows}
-        write_result(options.out, about | {"tables": acceptance(runs, options.draft)})
-    verdict = "token-identical" if green else "NOT identical: no speedup is shown"
-    print(f"{said(made_by)}\n\nGate: {options.gate} random requests, {verdict}.\n\n{table(rows)}")
-    if not green:
-        print(f"\n{gate.table(gated)}")
+        about = made_by | {"requests": options.requests, "tokens": options.tokens, "gate": gated, "rows": rows}
+        write_result(options.out, about | {"tables": accepted(runs, options.drafter if options.demo else "")})
+    verdict = "token-identical" if identical else "NOT identical: no ratio is shown"
+    print(f"{sentence(made_by)}\n\nGate: {options.gate} random requests, {verdict}.\n\n{table(rows)}")
+    if not identical:
+        print(f"\n{gate.text(gated)}")
         raise SystemExit(1)
 
 

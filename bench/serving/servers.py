@@ -1,44 +1,49 @@
-"""OpenAI-compatible servers: one request to an endpoint, and a `vllm serve` on loopback while a comparison runs."""
+"""OpenAI-compatible servers: requests to an endpoint, and `vllm serve` on loopback with its tokens and CPU time."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
-import urllib.error
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from model.errors import UserError
 from trnspec.engine.request import Params
 
-_START_SECONDS, _ASK_SECONDS = 600, 600
+_START_S, _REQUEST_S, _STOP_S = 600, 600, 120
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NPROC": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                "VLLM_CPU_KVCACHE_SPACE": "1"}  # fmt: skip
+_GENERATED = re.compile(r"^vllm:generation_tokens_total\{.*\} (\S+)$", re.M)
 
 
 class Endpoint(NamedTuple):
-    """A server's address, without /v1, and the name of its model; OPENAI_API_KEY is sent where it is set."""
+    """A server's address, without /v1, and its model's name; the process id if it was started here.
+
+    OPENAI_API_KEY is sent where it is set.
+    """
 
     address: str
     model: str
+    pid: int = 0
 
-    def complete(self, prompt: str | Sequence[int], params: Params, tokens: int, ignore_eos: bool = False) -> list[Any]:
+    def complete(self, prompt: str, params: Params, tokens: int) -> list[Any]:
         """The new ids of a prompt, or the text's characters where the server returns no ids."""
-        p, key = params, os.environ.get("OPENAI_API_KEY")
+        key = os.environ.get("OPENAI_API_KEY")
         body = {
-            "model": self.model, "prompt": prompt, "max_tokens": tokens, "return_token_ids": True, "seed": p.seed,
-            "temperature": p.temperature, "top_p": p.top_p, "top_k": p.top_k, "min_p": p.min_p,
-            "ignore_eos": ignore_eos,
+            "model": self.model, "prompt": prompt, "max_tokens": tokens, "return_token_ids": True, "seed": params.seed,
+            "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k, "min_p": params.min_p,
         }  # fmt: skip
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         try:
             posted = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(posted, timeout=_ASK_SECONDS) as response:
+            with urllib.request.urlopen(posted, timeout=_REQUEST_S) as response:
                 choice = json.load(response)["choices"][0]
             return list(choice.get("token_ids") or choice["text"])
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -46,61 +51,53 @@ class Endpoint(NamedTuple):
                 f"{self.address}/v1/completions gave no completion ({error}); check the address and the model's name"
             ) from None
 
+    def generated_tokens(self) -> float:
+        """Tokens that the server has generated since its start, by its own count."""
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=_REQUEST_S) as response:
+            return sum(map(float, _GENERATED.findall(response.read().decode())))
 
-class Server(NamedTuple):
-    """The command of an environment with vLLM, a port, arguments of `vllm serve`; `own_engine`: vLLM's, not ours.
-
-    Without `caching` a prompt that comes again is computed again.
-    """
-
-    vllm: Path
-    port: int
-    arguments: Sequence[str]
-    own_engine: bool = False
-    caching: bool = False
-
-
-def vllm_command(file: Path | None) -> Path:
-    """The command of an environment with vLLM, if it is there."""
-    if file is None or not file.is_file():
-        raise UserError(f"{file} is not a command of vLLM; make one with make serve-environment, name it with --vllm")
-    return file
+    def cpu_seconds(self) -> float:
+        """CPU time of the server's running processes."""
+        ticks, children = dict[int, int](), defaultdict[int, list[int]](list)
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            # one that has ended meanwhile
+            with suppress(OSError):
+                fields = stat.read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+                children[int(fields[1])].append(int(stat.parent.name))
+                ticks[int(stat.parent.name)] = int(fields[11]) + int(fields[12])
+        total, tree = 0, [self.pid]
+        while tree:
+            pid = tree.pop()
+            total, tree = total + ticks.get(pid, 0), tree + children[pid]
+        return total / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def serving(server: Server, log: Path) -> Iterator[str]:
-    """Start the server on one thread and yield its address once it answers; its model is named m.
+def serving(vllm: Path, port: int, arguments: Sequence[str], log: Path, **environment: str) -> Iterator[Endpoint]:
+    """Start `vllm serve` on one thread without prefix caching and yield its endpoint once it answers.
 
-    Compiled graphs are kept beside the log, for the next one that runs them.
+    Compiled graphs stay beside the log, for the next one that runs them.
     """
-    address = f"http://127.0.0.1:{server.port}"
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = {"JAX_COMPILATION_CACHE_DIR": str(log.parent.resolve() / "compiled")} | os.environ
-    environment |= _ONE_THREAD | {"PATH": f"{server.vllm.parent}:{os.environ['PATH']}"}
-    if server.own_engine:
-        environment["VLLM_TARGET_DEVICE"] = "cpu"
-    command = [str(server.vllm), "serve", *server.arguments, "--host", "127.0.0.1", "--port", str(server.port)]
-    command += [
-        "--served-model-name",
-        "m",
-        "--enable-prefix-caching" if server.caching else "--no-enable-prefix-caching",
-    ]
-    with log.open("w") as out, subprocess.Popen(command, env=environment, stdout=out, stderr=out) as process:
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(log.parent.resolve() / "compiled")} | os.environ | _ONE_THREAD
+    variables |= {"PATH": f"{vllm.parent}:{os.environ['PATH']}"} | environment
+    command = [str(vllm), "serve", *arguments, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", "m",
+               "--no-enable-prefix-caching"]  # fmt: skip
+    with log.open("w") as out, subprocess.Popen(command, env=variables, stdout=out, stderr=out) as process:
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", "m", process.pid)
         try:
-            _wait(process, f"{address}/health", log)
-            yield address
+            _wait(process, endpoint, log)
+            yield endpoint
         finally:
             process.terminate()
-            process.wait(timeout=120)
+            process.wait(timeout=_STOP_S)
 
 
-def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    for _ in range(_START_SECONDS):
+def _wait(process: subprocess.Popen[bytes], endpoint: Endpoint, log: Path) -> None:
+    for _ in range(_START_S):
         if process.poll() is not None:
             raise UserError(f"the server ended while it started; see {log}")
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except (urllib.error.URLError, TimeoutError):
-            time.sleep(1)
-    raise UserError(f"the server did not answer in {_START_SECONDS} s; see {log}")
+        with suppress(OSError), urllib.request.urlopen(f"{endpoint.address}/health", timeout=5):
+            return
+        time.sleep(1)
+    raise UserError(f"the server did not answer in {_START_S} s; see {log}")

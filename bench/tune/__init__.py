@@ -1,1 +1,1 @@
-"""`python -m bench.tune`: draft, k, tp, draft tp and batch chosen before anything is compiled, from simulated times."""
+"""`python -m bench.tune`: drafter, k, tp and batch for Qwen3-32B, from simulated times and accepted drafts."""

@@ -1,9 +1,9 @@
-"""How many drafts of a step a workload accepts: read from recorded steps or from a table by position."""
+"""Accepted drafts by position: published and assumed records for Qwen3-32B, and tables of files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,153 +11,89 @@ from typing import Any
 
 from model.errors import UserError
 
-_EXPECTED = (
-    'JSON lines {"drafted": k, "accepted": n}, or {"tables": [{"name", "draft", "lengths" or "unconditional"}]} '
-    "as bench.acceptance and bench.serving write it"
-)
+_EXPECTED = '{"tables": [{"name", "draft", "unconditional"}]} as bench.tune.trace and bench.serving write it'
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """One workload with one draft; shares[i] is the share of steps that accept draft i + 1 and all before it.
+    """Acceptance of a drafter on a workload: `shares[i]` of all steps accept draft i + 1 and all before it.
 
-    `draft` is "" when the file doesn't say it; `steps` is 0 when their number is unknown.
+    `drafter` is "" where any fits. Where tokens a step are known at one k alone, `only_k` is that k.
     """
 
-    name: str
-    draft: str
+    workload: str
+    drafter: str
     shares: tuple[float, ...]
     source: str
-    steps: int = 0
+    assumed: bool = False
+    only_k: int = 0
 
     def tokens(self, k: int) -> float:
-        """Expected tokens of a step with k drafts.
-
-        Past the last recorded position each draft is accepted as often as on average within the record:
-        an extrapolation, `reach` says from where.
-        """
-        known, last = self.shares[:k], self.shares[-1]
+        """Expected tokens of a step with k drafts; past the last share each draft is accepted at the mean rate."""
         more = range(1, k - len(self.shares) + 1)
-        return 1.0 + sum(known) + sum(last * self.rate**i for i in more)
-
-    @property
-    def reach(self) -> int:
-        """The last position that was recorded."""
-        return len(self.shares)
+        return 1.0 + sum(self.shares[:k]) + sum(self.shares[-1] * self.rate**i for i in more)
 
     @property
     def rate(self) -> float:
-        """The one acceptance rate that gives the recorded tokens a step at the full reach."""
-        return rate_for(1.0 + sum(self.shares), self.reach)
+        """The rate, the same at every position, that gives as many tokens a step, by bisection."""
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            less = sum(middle**i for i in range(1, len(self.shares) + 1)) < sum(self.shares)
+            low, high = (middle, high) if less else (low, middle)
+        return (low + high) / 2
 
 
-def tokens(rate: float, k: int) -> float:
-    """Expected tokens of one pass over k drafts that are accepted independently with one rate."""
-    return sum(rate**i for i in range(k + 1))
+def at_rate(rate: float, workload: str = "") -> Acceptance:
+    """Any drafter whose drafts are accepted independently with one rate: an assumption."""
+    return Acceptance(workload, "", tuple(rate**i for i in range(1, 17)), "one assumed rate", assumed=True)
 
 
-def at_rate(rate: float, reach: int, name: str = "", draft: str = "") -> Acceptance:
-    """A workload whose drafts are accepted independently with one rate."""
-    if not 0.0 <= rate < 1.0:
-        raise UserError(f"the acceptance rate is {rate}; give a number from 0 to below 1")
-    shares = tuple(rate**i for i in range(1, reach + 1))
-    return Acceptance(name or f"rate {rate:.3f}", draft, shares, "assumed: one rate at every position")
+def from_tokens(workload: str, drafter: str, tokens: Sequence[float], source: str) -> Acceptance:
+    """From tokens a step at k = 1, 2, ...: the share of a draft is what it adds."""
+    return Acceptance(workload, drafter, tuple(b - a for a, b in pairwise((1.0, *tokens))), source)
 
 
-def rate_for(length: float, k: int) -> float:
-    """The acceptance rate whose expected tokens a step over k drafts are `length`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens(middle, k) < length else (low, middle)
-    return (low + high) / 2
+def from_one(workload: str, drafter: str, k: int, tokens: float, source: str, assumed: bool = True) -> Acceptance:
+    """From tokens a step at one k."""
+    return Acceptance(workload, drafter, ((tokens - 1) / k,) * k, source, assumed, only_k=k)
 
 
-def from_lengths(name: str, draft: str, lengths: Sequence[float], source: str) -> Acceptance:
-    """Acceptance from tokens a step for k = 1, 2, ...: each further draft's share is the tokens that it adds."""
-    shares = tuple(b - a for a, b in pairwise((1.0, *lengths)))
-    return _checked(Acceptance(name, draft, shares, source))
+# one H100, bf16, greedy, one request at a time; neither the spread nor the number of runs is given
+_RUIZT = "tomasruizt, vLLM on one H100, greedy, one request at a time"
+_DEEPSPEC = "Qwen3-14B in DeepSpec's table 1 (T 1, 7 drafts); none is published for the 32B"
+_DEEPSPEC_14B = {"MT-Bench": (2.62, 3.10, 3.70), "HumanEval": (4.14, 4.59, 5.43), "GSM8K": (5.24, 5.41, 6.21)}
+_MARKOV = "DFlash with a Markov head"
+MT_BENCH = from_tokens("MT-Bench", "chain 1.7B", (1.77, 2.35, 2.80, 3.15, 3.40, 3.58), _RUIZT)
+INSTRUCT_CODER = from_tokens("InstructCoder", "chain 1.7B", (1.72, 2.24, 2.57, 2.85, 3.06, 3.17), _RUIZT)
+KNOWN = (
+    MT_BENCH,
+    INSTRUCT_CODER,
+    from_tokens("MT-Bench", "EAGLE-3", (1.68, 2.07, 2.28, 2.39, 2.44, 2.46), f"RedHatAI's head; {_RUIZT}"),
+    from_one("MT-Bench", "parallel 0.6B", 15, 4.02, "PARD-2 with Qwen3-8B (arXiv 2605.08632)"),
+    from_one("ShareGPT", "DFlash", 15, 2.46, "card of chutesai/Qwen3-32B-FP8-DFLASH, 8 requests", assumed=False),
+    *(
+        from_one(workload, drafter, 7, tokens, _DEEPSPEC)
+        for workload, row in _DEEPSPEC_14B.items()
+        for drafter, tokens in zip(("EAGLE-3", "DFlash", _MARKOV), row, strict=True)
+    ),
+    from_one("edits", "n-gram", 7, 2.0, "gains of 2 to 4 are reported for suffix and n-gram look-up"),
+)
 
 
-def from_steps(name: str, draft: str, steps: Iterable[tuple[int, int]], source: str) -> Acceptance:
-    """Acceptance from (drafted, accepted) of each step.
-
-    A step near the end of an answer may draft less: a position's rate is taken over the steps that drafted it and
-    accepted all before it, and a share is the product of the rates up to it.
-    """
-    drawn = [(d, a) for d, a in steps if d > 0]
-    if not drawn:
-        raise UserError(f"{source} has no step with drafts for {name!r}; record with speculation on")
-    share, shares = 1.0, []
-    for position in range(1, max(d for d, _ in drawn) + 1):
-        reached = [a >= position for d, a in drawn if d >= position and a >= position - 1]
-        share *= sum(reached) / len(reached) if reached else 0.0
-        shares.append(share)
-    return _checked(Acceptance(name, draft, tuple(shares), source, len(drawn)))
-
-
-def read(path: Path) -> list[Acceptance]:
-    """The workloads of a file of either kind; UserError when it is neither."""
+def read(path: Path, drafter: str | None = None) -> list[Acceptance]:
+    """The tables of a file, as those of `drafter` if it is given; UserError for any other file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}); expected {_EXPECTED}") from None
+        file = json.loads(path.read_text(encoding="utf-8"))
+        return [_table(table, path.name, drafter) for table in file["tables"] if table["unconditional"]]
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give a file of {_EXPECTED}") from None
-    try:
-        return _read_object(path, json.loads(text))
-    except json.JSONDecodeError:
-        pass
-    try:
-        return _read_rows(path, [json.loads(line) for line in text.splitlines() if line.strip()])
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON ({error}); expected {_EXPECTED}") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a file {_EXPECTED}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is not {_EXPECTED} ({type(error).__name__}: {str(error)[:80]})") from None
 
 
-def _read_object(path: Path, value: Any) -> list[Acceptance]:
-    if isinstance(value, list):
-        return _read_rows(path, value)
-    if isinstance(value, dict) and "tables" in value:
-        return [_table(path, value, table) for table in value["tables"]]
-    return _read_rows(path, [value])
-
-
-def _table(path: Path, file: dict[str, Any], table: dict[str, Any]) -> Acceptance:
-    name, draft = table.get("name", path.stem), _short(table.get("draft"))
-    source = table.get("source", file.get("source", f"file {path.name}"))
-    if "lengths" in table:
-        return from_lengths(name, draft, table["lengths"], source)
-    if "unconditional" in table:
-        return _checked(Acceptance(name, draft, tuple(table["unconditional"]), source, table.get("steps", 0)))
-    raise UserError(f"table {name!r} of {path} has neither lengths nor unconditional; expected {_EXPECTED}")
-
-
-def _read_rows(path: Path, rows: list[Any]) -> list[Acceptance]:
-    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for row in rows:
-        if not isinstance(row, dict) or not {"drafted", "accepted"} <= row.keys():
-            raise UserError(f"{path} holds {str(row)[:60]}; expected {_EXPECTED}")
-        drafted, accepted = int(row["drafted"]), int(row["accepted"])
-        if not 0 <= accepted <= drafted:
-            raise UserError(f"{path} says {accepted} of {drafted} drafts accepted; record it again")
-        key = str(row.get("workload", path.stem)), _short(row.get("draft"))
-        groups.setdefault(key, []).append((drafted, accepted))
-    if not groups:
-        raise UserError(f"{path} is empty; expected {_EXPECTED}")
-    return [from_steps(name, draft, steps, f"recorded {path.name}") for (name, draft), steps in groups.items()]
-
-
-def _short(draft: Any) -> str:
-    """1.7B of Qwen/Qwen3-1.7B, draft of demo/draft, "" of ""."""
-    return Path(str(draft or "")).name.removeprefix("Qwen3-")
-
-
-def _checked(found: Acceptance) -> Acceptance:
-    falling = all(a >= b - 1e-9 for a, b in pairwise((1.0, *found.shares)))
-    if not found.shares or not falling or found.shares[-1] < 0:
-        shown = ", ".join(f"{s:.3f}" for s in found.shares)
-        raise UserError(
-            f"the shares of {found.name!r} are [{shown}]; a position's share of all steps lies in 0 to 1 and "
-            "can't exceed the one before it, so give unconditional shares"
-        )
-    return found
+def _table(table: dict[str, Any], source: str, drafter: str | None) -> Acceptance:
+    shares = tuple(map(float, table["unconditional"]))
+    if not all(1 >= a >= b >= 0 for a, b in pairwise((1.0, *shares))):
+        raise ValueError(f"{table['name']!r} has shares that do not fall from at most 1; give shares of all steps")
+    return Acceptance(str(table["name"]), str(table["draft"]) if drafter is None else drafter, shares, source)

@@ -1,134 +1,85 @@
-"""Shards of a build, cut for all ranks in one pass over the checkpoints.
+"""Shards of a build, cut for all ranks in one pass over the checkpoints; threads hash and write the ranks' files."""
 
-Each tensor is read once, from its beginning to its end; threads hash and write the ranks' parts of it, tensor after
-tensor. Now and then the length and the sha256 of each unfinished file so far are recorded: a build that was killed goes
-on from there, with the files whose beginning still matches the record.
-"""
-
-from __future__ import annotations
-
-import functools
+import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from compile.bundle.lanes import THREADS, Lanes
-from compile.bundle.shard_writer import ShardWriter
-from compile.bundle.sources import digests
-from compile.bundle.staging import StagedFile, record, recorded
-from compile.recipes import shard_recipe
-from model.cut import Weight
-from model.dtypes import BY_FLAG, BY_NAME
-from model.weights import RANK, shard_file
+from compile.recipes import cut_code
+from model.dtypes import BY_NAME
+from model.graph_spec import TensorSpec
+from model.weights import Weight
 from trnspec.bundle.checkpoint import Checkpoint
-from trnspec.bundle.manifest import File
-from trnspec.bundle.part import Part
+from trnspec.bundle.manifest import canonical_hash, sha256_of
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.shards import shard_header, shard_specs
 
-# written between two records: the most work that a kill can cost
-PART_BYTES = 512 << 20
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+class _Shard:
+    """A rank's file under construction."""
+
+    def __init__(self, path: Path, header: bytes) -> None:
+        self._out, self._digest = path.open("xb"), sha256()
+        self.write(header)
+
+    def write(self, content: bytes | memoryview) -> None:
+        self._digest.update(content)
+        self._out.write(content)
+
+    def close(self) -> str:
+        self._out.close()
+        return self._digest.hexdigest()
 
 
 class Cutter:
-    """Makes all shards that are due when the first of them is requested."""
+    """The shards of a plan from the checkpoints in `folders`, by the role of their model."""
 
-    def __init__(self, plan: BundlePlan, folders: Mapping[str, Path], memory: Path) -> None:
-        """`folders` of the checkpoints by the role of their model; `memory` is the file with their digests."""
-        self.plan, self.spec, self.parts = plan, plan.spec, plan.spec.parts
+    def __init__(self, plan: BundlePlan, folders: Mapping[str, Path]) -> None:
+        self.plan = plan
         self._checkpoints: dict[str, Checkpoint] = {}
-        for part in self.parts:
+        self._weights = dict[str, tuple[str, Weight]]()
+        for part in plan.spec.parts:
             self._checkpoints[part.role] = Checkpoint(folders[part.role], part.config, self._checkpoints.get("target"))
-        sources = {role: digests(checkpoint.files, memory) for role, checkpoint in self._checkpoints.items()}
-        headers = {rank: sha256(shard_header(plan, rank)).hexdigest() for rank in range(self.spec.tp)}
-        self._recipes = {rank: shard_recipe(sources, header) for rank, header in headers.items()}
-        self._due = list(self._recipes)
-        self._digests: dict[int, str] = {}
+            self._weights |= {f"{part.prefix}.{weight.name}": (part.role, weight) for weight in part.weights}
 
-    def files(self) -> list[StagedFile]:
-        """A file for each rank."""
-        return [
-            StagedFile(shard_file(rank), recipe, functools.partial(self.write, rank))
-            for rank, recipe in self._recipes.items()
-        ]
+    def recipes(self) -> list[str]:
+        """The recipe of each rank's shard: the content of the checkpoints and the file's header."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            made_of = [cut_code(), {role: list(pool.map(sha256_of, c.files)) for role, c in self._checkpoints.items()}]
+        headers = (shard_header(self.plan, rank) for rank in range(self.plan.spec.tp))
+        return [canonical_hash([*made_of, sha256(header).hexdigest()]) for header in headers]
 
-    def due(self, names: Iterable[str], folder: Path) -> int:
-        """Only these files of a bundle's folder have to be made; returns the bytes of it that an earlier run made."""
-        wanted = set(names)
-        self._due = [rank for rank in self._recipes if shard_file(rank) in wanted]
-        unfinished = [folder / _unfinished(rank) for rank in self._due]
-        return sum(file.stat().st_size for file in unfinished if file.exists())
-
-    def write(self, rank: int, path: Path) -> str:
-        """Put a rank's shard at a path in the weights of a bundle's folder; returns its sha256."""
-        if rank not in self._digests:
-            self._digests = self._pass(path.parents[1])
-        (path.parents[1] / _unfinished(rank)).replace(path)
-        return self._digests[rank]
-
-    def _pass(self, folder: Path) -> dict[int, str]:
-        specs = shard_specs(self.plan)
-
-        def opened(rank: int) -> ShardWriter:
-            begun = recorded(folder, _unfinished(rank))
-            known = begun if begun and begun.recipe == self._recipes[rank] else None
-            return ShardWriter(folder / _unfinished(rank), specs, shard_header(self.plan, rank), known)
-
-        with ThreadPoolExecutor(THREADS) as readers:
-            writers = dict(zip(self._due, readers.map(opened, self._due), strict=True))
-        threads = torch.get_num_threads()
-        # the lanes keep the cores busy: a copy by many threads would wait for its last one
+    def write(self, paths: Mapping[int, Path]) -> dict[int, str]:
+        """Write the shards of these ranks; returns the sha256 of each."""
+        shards = {rank: _Shard(path, shard_header(self.plan, rank)) for rank, path in paths.items()}
+        last, threads = dict[int, Future[None]](), torch.get_num_threads()
+        # the pool uses the cores: a copy by many threads would wait for its last one
         torch.set_num_threads(1)
         try:
-            with Lanes() as lanes:
-                self._write_all(writers, lanes, folder)
-            return {rank: writer.finish() for rank, writer in writers.items()}
+            with ThreadPoolExecutor(_THREADS) as pool:
+                for spec in shard_specs(self.plan):
+                    for rank, tensor in enumerate(self._of_ranks(spec)):
+                        if rank not in shards:
+                            continue
+                        assert (tensor.dtype, tensor.shape) == (BY_NAME[spec.dtype].torch, spec.shape), spec.name
+                        if rank in last:
+                            last[rank].result()
+                        content = tensor.contiguous().view(torch.uint8).view(-1).numpy().data
+                        last[rank] = pool.submit(shards[rank].write, content)
+                for written in last.values():
+                    written.result()
         finally:
             torch.set_num_threads(threads)
-            for writer in writers.values():
-                writer.close()
+        return {rank: shard.close() for rank, shard in shards.items()}
 
-    def _write_all(self, writers: dict[int, ShardWriter], lanes: Lanes, folder: Path) -> None:
-        names, since = self.spec.weight_names(), 0
-        for part in self.parts:
-            name = names[f"{part.prefix}.{RANK}"]
-            for rank, writer in writers.items():
-                if name not in writer.kept:
-                    writer.write(name, torch.tensor([rank % part.head_ranks], dtype=torch.int32))
-        weights = [(part, w) for part in self.parts for w in part.weights]
-        # whole numbers come first in a file
-        for part, weight in sorted(weights, key=lambda w: w[1].dtype != "int32"):
-            name = names[f"{part.prefix}.{weight.ours}"]
-            if missing := {rank: writer for rank, writer in writers.items() if name not in writer.kept}:
-                since += self._write(part, weight, name, missing, lanes)
-            if since >= PART_BYTES:
-                lanes.drain()
-                self._note(folder, writers)
-                since = 0
-        lanes.drain()
-        self._note(folder, writers)
-
-    def _write(self, part: Part, weight: Weight, name: str, writers: dict[int, ShardWriter], lanes: Lanes) -> int:
-        """Have one weight written to these files; returns its bytes."""
-        # each group of ranks holds a copy of the draft
-        holders: dict[int, list[int]] = {}
-        ranks = part.head_ranks if weight.of_head else part.ranks
-        for rank in writers:
-            holders.setdefault(rank % ranks, []).append(rank)
-        dtype, count = (BY_NAME[weight.dtype] if weight.dtype else BY_FLAG[self.spec.dtype]).torch, 0
-        for piece in self._checkpoints[part.role].pieces(weight, sorted(holders), ranks, dtype):
-            for rank in holders[piece.rank]:
-                lanes.give(rank, piece.rows.nbytes, functools.partial(writers[rank].write, name, piece.rows))
-                count += piece.rows.nbytes
-        return count
-
-    def _note(self, folder: Path, writers: dict[int, ShardWriter]) -> None:
-        for rank, writer in writers.items():
-            record(folder, _unfinished(rank), File(self._recipes[rank], writer.written(), writer.bytes))
-
-
-def _unfinished(rank: int) -> str:
-    return f"{shard_file(rank)}.cut"
+    def _of_ranks(self, spec: TensorSpec) -> Iterable[Tensor]:
+        if spec.name not in self._weights:
+            return torch.arange(self.plan.spec.tp, dtype=torch.int32).split(1)
+        role, weight = self._weights[spec.name]
+        return self._checkpoints[role].shards(weight, self.plan.spec.tp, BY_NAME[spec.dtype].torch)

@@ -1,250 +1,243 @@
-"""Writing bundles: each file whole or absent, the manifest last, an interrupted build resumed, a good bundle kept.
+"""A bundle is made in `.NAME.building` beside its place, file by file, and put there when it is complete.
 
-`.build/` holds one small record per finished file, and one per shard that grows: the recipe (the hash of its inputs),
-its digest, its size, and the number of its inode. A file whose record has the wanted recipe, whose digest still holds
-and which is still that inode is not made again. So records that came with a copy or out of an archive are ignored: only
-a process that can write in the folder while it is ours can forge one. Where a bundle is already, the new one grows in a
-hidden folder beside it, with links to the files that both have, and the two are exchanged when it is complete.
+A bundle's `.build/records` has a line for each file that a build made: its recipe (the hash of its inputs), digest,
+size and inode. A file of the bundle in place, or of a build that was killed, is reused if it has the wanted recipe, its
+bytes have the digest, and it is that inode: a record that came with a copy or an archive is ignored.
 """
 
-from __future__ import annotations
-
 import contextlib
+import ctypes
+import errno
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
-from compile.bundle.own import own_folder, read_own, refuse_links, settle, write_whole
-from compile.bundle.sources import SOURCES
-from compile.bundle.swap import RECORDS, exchange, locked, recover
 from model.errors import UserError
 from model.strict import Wrong, read
-from trnspec.bundle.manifest import FOLDERS, FORMAT, MANIFEST, File, canonical_hash, parse_manifest, sha256_of
+from trnspec.bundle.manifest import FILES, FOLDERS, FORMAT, MANIFEST, MANIFEST_BYTES, File, sha256_of
+from trnspec.bundle.opening import read_small
 from trnspec.bundle.signature import SIGNATURE
 
+BUILD, _RECORDS = ".build", ".build/records"
+# source: include/uapi/linux/fs.h and fcntl.h (torvalds/linux)
+_EXCHANGE, _AT_FDCWD = 2, -100
 
-@dataclass(frozen=True)
-class StagedFile:
-    """A file to make: its name in the bundle, the hash of its inputs, and how it is made.
 
-    `write` puts it at a path, and returns its sha256 if it knows that without reading the file again.
-    """
+class StagedFile(NamedTuple):
+    """A file to make: its name in the bundle, its recipe, and how it is written to a path."""
 
     name: str
     recipe: str
-    write: Callable[[Path], str | None]
+    write: Callable[[Path], object]
 
 
 class Staging:
-    """An output folder under construction; `folder` is where its files are made."""
+    """A bundle under construction: `folder` is where its files are made, `out` its place."""
 
-    def __init__(self, out: Path, beside: bool = True) -> None:
-        self.out, real = out, resolved(out)
-        if out.exists() and not out.is_dir():
-            raise UserError(f"{out} is a file; give a folder as --out")
-        if out.is_dir() and any(out.iterdir()) and not self._ours():
-            raise UserError(f"{out} is not empty and holds no bundle; give an empty or new folder as --out")
-        served = beside and (out / MANIFEST).exists()
-        self.folder = real.with_name(f".{real.name}.building") if served else out
-        self._places = dict.fromkeys([self.folder, out])
-        for place in self._places:
-            refuse_links(place, (*FOLDERS, RECORDS))
-        self._kept: dict[str, Path] = {}
-        self._changed = False
-        self._held = contextlib.ExitStack()
+    def __init__(self, out: Path, work: Path) -> None:
+        self.out, self.folder, self._work, self.made = out, work / "bundle", work, 0
+        for path in work.rglob("*"):
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                path.unlink()
+        self.folder.mkdir(exist_ok=True)
+        self._records = {place: _records(place) for place in (out, self.folder)}
+        self._names = set[str]()
 
-    def _ours(self) -> bool:
-        if (self.out / RECORDS).is_dir():
-            return True
-        try:
-            return bool(json.loads((self.out / MANIFEST).read_text(encoding="utf-8"))["format"] == FORMAT)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return False
-
-    @property
-    def replaces(self) -> bool:
-        """Whether a bundle is served from the folder while the new one is made beside it."""
-        return self.folder != self.out
-
-    @property
-    def sources(self) -> Path:
-        """The file that remembers the checkpoints' digests."""
-        return self.out / RECORDS / SOURCES
-
-    def finished(self, file: StagedFile) -> File | None:
-        """The record of a file that need not be made again, here or in the bundle that is served."""
-        for place in self._places:
-            kept = recorded(place, file.name)
-            if kept and kept.recipe == file.recipe and _intact(place / file.name, kept):
-                self._kept[file.name] = place
-                return kept
+    def reuse(self, name: str, recipe: str) -> File | None:
+        """The entry of a file that need not be made again, and is now in `folder`."""
+        for place, records in self._records.items():
+            inode, entry = records.get(name, (0, None))
+            if entry and entry.recipe == recipe and _inode(place / name) == inode and self.take(name, entry):
+                self._record(name, entry)
+                return entry
         return None
 
-    def keep(self, name: str, entry: File) -> None:
-        """Take a file of the served bundle as it is, by its entry in the manifest."""
-        self._kept[name] = self.out
-        record(self.out, name, entry)
-
-    def begin(self) -> None:
-        """Mark the folder as ours and unfinished, and bring the kept files there."""
-        if self.replaces:
-            self._begin_beside()
-        (self.folder / MANIFEST).unlink(missing_ok=True)
-        for name, place in self._kept.items():
-            if place != self.folder and (entry := recorded(place, name)):
-                _link(place / name, self.folder / name)
-                record(self.folder, name, entry)
-
-    def _begin_beside(self) -> None:
-        if os.path.ismount(self.out):
-            raise UserError(
-                f"{self.out} holds a bundle and is a mounted disk, where a new one cannot take its place at once; "
-                "give a folder below it as --out"
-            )
-        # its lock goes where the folder goes: after the exchange, both names are held
-        self._held.close()
-        own_folder(self.folder)
-        self._held.enter_context(locked(self.folder))
-        compiled, here = (place / RECORDS / "neuron" for place in (self.out, self.folder))
-        if compiled.is_dir() and not here.exists():
-            compiled.rename(here)
-        if self.sources.exists():
-            _link(self.sources, self.folder / RECORDS / SOURCES)
-
-    def path(self, name: str) -> Path:
-        """Where a finished file is."""
-        return self._kept.get(name, self.folder) / name
+    def take(self, name: str, entry: File) -> bool:
+        """Whether there is a file with the content of an entry, which is now in `folder`."""
+        for file in (place / name for place in self._records):
+            if _inode(file) >= 0 and file.stat().st_size == entry.bytes and sha256_of(file) == entry.sha256:
+                if file != self.path(name):
+                    temporary = self.temporary(name)
+                    try:
+                        temporary.hardlink_to(file)
+                    except OSError:
+                        shutil.copyfile(file, temporary)
+                    temporary.replace(self.path(name))
+                self._names.add(name)
+                return True
+        return False
 
     def make(self, file: StagedFile) -> File:
-        """Make a file; it appears under its name only when it is complete."""
-        self._changed = True
-        path = self.folder / file.name
-        record_file(self.folder, file.name).unlink(missing_ok=True)
-        if path.parent != self.folder:
-            own_folder(path.parent)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.unlink(missing_ok=True)
-        digest = file.write(temporary) or sha256_of(temporary)
-        entry = File(file.recipe, digest, temporary.stat().st_size)
-        settle(temporary, path)
-        record(self.folder, file.name, entry)
+        """The entry of a file that is reused or made; it has its name when it is complete."""
+        if entry := self.reuse(file.name, file.recipe):
+            return entry
+        file.write(self.temporary(file.name))
+        return self.add(file.name, file.recipe)
+
+    def path(self, name: str) -> Path:
+        """Where a file is."""
+        return self.folder / name
+
+    def temporary(self, name: str) -> Path:
+        """Where a file is written before `add` or `settle` gives it its name."""
+        path = self.path(f"{name}.tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        return path
+
+    def settle(self, name: str) -> None:
+        """Give a file that was written its name."""
+        _settle(self.path(f"{name}.tmp"), self.path(name))
+        self._names.add(name)
+        self.made += 1
+
+    def add(self, name: str, recipe: str, digest: str = "") -> File:
+        """The same, and record it; its entry."""
+        self.settle(name)
+        entry = File(recipe, digest or sha256_of(self.path(name)), self.path(name).stat().st_size)
+        self._record(name, entry)
         return entry
 
-    def finish(self, manifest: bytes, names: set[str]) -> None:
-        """Drop every other file, write the manifest, last, and put the folder where it is served."""
-        changed = self._changed or any(place != self.out for place in self._kept.values())
-        with contextlib.suppress(OSError):
-            if not changed and (self.out / MANIFEST).read_bytes() == manifest:
-                self._retire()
-                return
-        self.begin()
-        _drop_strangers(self.folder, names)
-        parse_manifest(manifest, str(self.folder / MANIFEST))
-        write_whole(self.folder / MANIFEST, manifest)
-        if self.replaces:
-            exchange(self.folder, resolved(self.out))
-            self._retire()
+    def _record(self, name: str, entry: File) -> None:
+        self.path(BUILD).mkdir(exist_ok=True)
+        with self.path(_RECORDS).open("a", encoding="utf-8") as records:
+            # the last line of a killed build may be cut
+            records.write(f"\n{json.dumps([name, _inode(self.path(name)), asdict(entry)])}\n")
 
-    def _retire(self) -> None:
-        """Remove the bundle that was replaced; a user's own files in its folder move on to the new one."""
-        if not self.replaces or self.folder.is_symlink() or not self.folder.is_dir():
-            return
-        ours = {*FOLDERS, RECORDS, MANIFEST, SIGNATURE, "model.pt", "neuron_config.json"}
-        for path in self.folder.iterdir():
-            if path.name not in ours and path.suffix != ".tmp" and not (self.out / path.name).exists():
-                path.rename(self.out / path.name)
-        shutil.rmtree(self.folder)
-
-    def finish_copy(self, manifest: bytes, names: set[str]) -> None:
-        """Write the manifest of a bundle whose files were copied here, last and as it was."""
-        _drop_strangers(self.folder, names)
-        shutil.rmtree(self.folder / RECORDS)
-        write_whole(self.folder / MANIFEST, manifest)
-
-    def release(self) -> None:
-        """Let others build here."""
-        self._held.close()
+    def finish(self, manifest: bytes, signature: bytes | None = None) -> None:
+        """Drop all other files, write the manifest and put the folder in its place."""
+        for path in self.folder.rglob("*"):
+            if path.is_file() and path.relative_to(self.folder).as_posix() not in {*self._names, _RECORDS}:
+                path.unlink()
+        for name, content in {MANIFEST: manifest, SIGNATURE: signature}.items():
+            if content:
+                write_whole(self.path(name), content)
+        place = self.out.resolve()
+        if not place.exists() or not any(place.iterdir()):
+            self.folder.rename(place)
+        elif not _exchange(self.folder, place):
+            # killed here, the next build brings the old bundle back
+            place.rename(self._work / "old")
+            self.folder.rename(place)
+        shutil.rmtree(self._work)
 
 
 @contextlib.contextmanager
-def staged(out: Path, beside: bool = True) -> Iterator[Staging]:
-    """A folder to build in, held against other builders; UserError if it is held or a stranger's.
-
-    With `beside` False a bundle that is there is mended in its place.
-    """
-    recover(resolved(out))
-    Staging(out, beside)
-    with locked(out):
-        # the content is certain only now that no other process changes it
-        staging = Staging(out, beside)
-        try:
-            yield staging
-        finally:
-            staging.release()
-
-
-def resolved(out: Path) -> Path:
-    """The folder that a path leads to; UserError for the root of all folders, and for links in a circle."""
+def staged(out: Path) -> Iterator[Staging]:
+    """A folder to build in; UserError if another process does, or if the place is not a bundle's."""
     try:
-        real = out.resolve()
-        os.stat(real)
-    except FileNotFoundError:
-        pass
+        place = out.resolve()
+        if not place.name or (place.exists() and not place.is_dir()) or os.path.ismount(place):
+            raise NotADirectoryError("it is a file or a mounted disk")
     except (OSError, RuntimeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "its links go in a circle"
-        raise UserError(f"{ascii(str(out))[1:-1]} cannot be a folder ({why}); give a new or empty one") from error
-    if not real.name:
-        raise UserError(f"{out} is the root of all folders; give a folder below it")
-    return real
+        why = ascii(str(error))[1:-1]
+        raise UserError(
+            f"{ascii(str(out))[1:-1]} cannot be a bundle's folder ({why}); give a new or empty one"
+        ) from error
+    work = place.with_name(f".{place.name}.building")
+    with _locked(work):
+        try:
+            if place.exists():
+                shutil.rmtree(work / "old", ignore_errors=True)
+            elif (work / "old").is_dir():
+                (work / "old").rename(place)
+            _refuse_others(place, out)
+            yield Staging(out, work)
+        finally:
+            # what a build that failed has made is for the next one
+            if not any(path.is_file() for path in work.rglob("*")):
+                shutil.rmtree(work, ignore_errors=True)
 
 
-def _intact(file: Path, entry: File) -> bool:
-    plain = file.is_file() and not file.is_symlink()
-    return plain and file.stat().st_size == entry.bytes and sha256_of(file) == entry.sha256
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same bytes under a second name; a copy where links are not possible."""
-    own_folder(target.parent)
-    target.unlink(missing_ok=True)
+def _refuse_others(place: Path, out: Path) -> None:
+    names = {path.name for path in place.iterdir()} if place.is_dir() else set()
     try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
+        ours = not names or BUILD in names or json.loads(_read(place / MANIFEST) or b"")["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, RecursionError):
+        ours = False
+    if not ours:
+        raise UserError(f"{out} is not empty and holds no bundle; give an empty or new folder as --out")
+    if strange := sorted(names - {BUILD, MANIFEST, SIGNATURE, *FOLDERS, *FILES}):
+        raise UserError(f"{out / strange[0]} is no file of a bundle, whose folder is replaced; move it elsewhere")
 
 
-def _drop_strangers(folder: Path, names: set[str]) -> None:
-    known = {record_file(folder, name) for name in names}
-    for file in (folder / RECORDS).glob("*.json"):
-        if file not in known:
-            file.unlink()
-    if "model.pt" not in names:
-        (folder / "model.pt").unlink(missing_ok=True)
-    for below in FOLDERS:
-        for file in (folder / below).rglob("*"):
-            if file.relative_to(folder).as_posix() not in names and (file.is_symlink() or not file.is_dir()):
-                file.unlink()
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder, which is made; a killed one leaves no lock."""
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link; remove it and run the command again")
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the process that had the lock removes the folder at its end
+            lost = not os.path.samestat(os.fstat(fd), folder.stat())
+        except (BlockingIOError, FileNotFoundError):
+            lost = True
+        if lost:
+            raise UserError(f"{folder} is being written by another process; wait for its end, or choose another --out")
+        yield
+    finally:
+        os.close(fd)
 
 
-def record_file(folder: Path, name: str) -> Path:
-    """Where the record of a file of a folder is."""
-    return folder / RECORDS / (canonical_hash(name)[:16] + ".json")
+def _exchange(one: Path, other: Path) -> bool:
+    """Give two folders each other's name at once, where the file system can."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", lambda *_: -1)
+    done = call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE) == 0
+    if not done and (number := ctypes.get_errno()) not in (0, errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.ENOTSUP):
+        raise OSError(number, os.strerror(number), str(other))
+    return done
 
 
-def record(folder: Path, name: str, entry: File) -> None:
-    """Note what a build made: a file, or the beginning of one that grows."""
-    note = asdict(entry) | {"inode": (folder / name).stat().st_ino}
-    own_folder(folder / RECORDS)
-    write_whole(record_file(folder, name), json.dumps(note).encode())
+def _records(place: Path) -> dict[str, tuple[int, File]]:
+    """File -> its inode and entry, as builds noted them."""
+    records = dict[str, tuple[int, File]]()
+    for line in (_read(place / _RECORDS) or b"").splitlines():
+        with contextlib.suppress(ValueError, TypeError, RecursionError, Wrong):
+            name, inode, entry = json.loads(line)
+            records[name] = inode, read(File, entry)
+    return records
 
 
-def recorded(folder: Path, name: str) -> File | None:
-    """The record that a build made of a file, while it is the same file."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError, Wrong):
-        note = json.loads(read_own(record_file(folder, name)))
-        if note.pop("inode") == (folder / name).stat().st_ino:
-            return read(File, note)
+def _read(file: Path) -> bytes | None:
+    """The bytes of a small regular file, if there is one."""
+    with contextlib.suppress(UserError):
+        return read_small(file, MANIFEST_BYTES)
     return None
+
+
+def _inode(file: Path) -> int:
+    """The inode of a regular file; -1 of anything else."""
+    return file.stat().st_ino if file.is_file() and not file.is_symlink() else -1
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a small file, force it to the disk and give it its name."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as out:
+        out.write(content)
+    _settle(temporary, file)
+
+
+def _settle(temporary: Path, final: Path) -> None:
+    with temporary.open("rb") as written:
+        os.fsync(written.fileno())
+    temporary.replace(final)
+
+
+def free_space(folder: Path, needed: int) -> None:
+    """UserError if the disk of a folder has less free bytes."""
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if free < needed:
+        raise UserError(
+            f"{needed / 1e6:,.2f} MB are needed and {folder} has {free / 1e6:,.2f} MB free, "
+            f"{(needed - free) / 1e6:,.2f} MB too little; free some space or choose a different folder"
+        )

@@ -1,1 +1,1 @@
-"""The questions that only a Trainium machine can answer, as steps of one command."""
+"""The device check: one table of checks, in the order of a first hour on a trn2 machine, and one runner."""

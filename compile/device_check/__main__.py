@@ -1,172 +1,177 @@
-"""`python -m compile.device_check`: on a trn2 machine, everything that no other machine can check.
+"""`python -m compile.device_check`: what only a trn2 machine can say, in the order of a first hour there.
 
-Each step runs in its own process, so that a crash or a hang ends that step only. The report is written again after
-every step and says of each: held, failed, or not reached. A Python without torch can list the steps. It is used from a
-checkout: the wheel does not contain it.
+Every check runs in its own process, so that a crash or a hang ends it and nothing else; report.json is written after
+each. It is used from a checkout.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compile.device_check.questions import FAILED, HELD, NOT_REACHED, page, table
-from compile.device_check.table import STEPS, CheckStep
+from compile.build import build, build_and_count
+from compile.device_check.ids import compared, requests
+from compile.device_check.kernels import CASES, errors, on_device
+from compile.neuron import sdk
+from compile.spec import BuildSpec, Recipe
 from model.errors import UserError, run_cli
+from model.nki.launches import LNC
+from trnspec.bundle.opening import open_bundle
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Params, Request
+from trnspec.runtime.runner import load_runner
+
+_DEMO = Path(__file__).resolve().parents[2] / "demo"
+# builds of the demo pair: two buckets, batch 4, k 7
+BUILDS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"dtype": "bf16"}, "kernels": {"kernels": "nki"},
+                                     "tp 2": {"tp": 2}}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A step's state (held, failed or not reached), its message if it did not hold, wall seconds, facts."""
+class Check:
+    """A row of the table; ``run`` gets the report's folder and raises where the check does not hold.
 
-    step: str
-    what: str
-    state: str
-    said: str
-    seconds: float
-    facts: dict[str, Any] = field(default_factory=dict)
+    It is not reached where one that it needs did not hold, and ended after so many seconds.
+    """
+
+    name: str
+    does: str
+    good: str
+    reports: str
+    run: Callable[[Path], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+    seconds: int = 3600
 
 
-def check(steps: Sequence[CheckStep], run: Callable[[CheckStep], dict[str, Any]], out: Path) -> list[Outcome]:
-    """Run every step whose needs held, and write the report after each; waiting steps are not reached in it."""
-    outcomes, waiting = list[Outcome](), [_not_reached(step, "the run has not come to it") for step in steps]
-    for step in steps:
-        outcome = _outcome(step, run, {o.step for o in outcomes if o.state != HELD})
-        outcomes.append(outcome)
-        print(f"{outcome.state:<12}{step.name}{': ' if outcome.said else ''}{outcome.said}", flush=True)
-        write_report([*outcomes, *waiting[len(outcomes) :]], out)
+def environment(out: Path) -> dict[str, Any]:
+    devices = json.loads(subprocess.check_output(["neuron-ls", "--json-output"]))
+    return {"versions": sdk.versions(sdk.COMPILER, sdk.NKI, "nrtpy", "libneuronxla", "jax"), "devices": devices}
+
+
+def kernel(name: str, out: Path) -> dict[str, Any]:
+    if getattr(sys.modules["nki"], "__nkisim__", False):
+        raise UserError("nki is nkisim here, which measures no device; install nki from AWS's package index")
+    os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(LNC)
+    found = errors(name, on_device)
+    if all(error <= bound for error, bound in found):
+        return {"errors and bounds": found}
+    raise UserError(f"errors and bounds of its results are {found}")
+
+
+def demo(name: str, work: Path, **changes: Any) -> BuildSpec:
+    """The spec of a build of the demo pair."""
+    spec = BuildSpec(
+        target=str(_DEMO / "target"), draft=str(_DEMO / "draft"), tp=1, k="7", batch=4, max_len=256, dtype="fp32",
+        out=str(work / f"neffs-{name}"), recipe=Recipe(toolchain="neuron"),
+    )  # fmt: skip
+    return replace(spec, **{**BUILDS[name], **changes})
+
+
+def neffs(name: str, out: Path) -> dict[str, Any]:
+    return build_and_count(demo(name, out)).cost()
+
+
+def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
+    plain = {"kernels": "reference", "out": str(out / f"cpu-{name}"), "recipe": Recipe(toolchain="cpu")}
+    on_cpu = open_bundle(build(demo(name, out, **plain)))
+    bundle = open_bundle(Path(demo(name, out).out)) if platform == "nrt" else on_cpu
+    asked, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
+    graphs, begin = load_runner(bundle, platform), time.perf_counter()
+    found, seconds = Engine(graphs, engine_config(bundle)).run(asked), time.perf_counter() - begin
+    graphs.close()
+
+    def logprob(of: Sequence[int]) -> float:
+        return cpu.run([Request(tuple(of), Params(), 1, prompt_logprobs=0)])[0].prompt_scores[-1].logprob
+
+    return compared(bundle.spec, asked, found, cpu.run(asked), logprob) | {"seconds": seconds}
+
+
+CHECKS = (
+    Check("environment", "asks neuron-ls and the packages", "neuronx-cc, nki and nrtpy of one SDK; devices",
+          "versions, devices", environment, seconds=120),
+    *(Check(f"kernel {name}", "runs it at one small shape on two cores", "each result within its bound of the "
+            "reference", "errors, bounds", partial(kernel, name), ("environment",), 900) for name in CASES),
+    *(Check(f"neffs {name}", "compiles every graph of the demo pair", "a NEFF of each graph", "files, seconds, memory",
+            partial(neffs, name), seconds=4 * 3600) for name in BUILDS),
+    *(Check(f"nrt {name}", "answers requests with the NEFFs, by nrtpy", "the CPU's ids, but for ties; as many drafts "
+            "accepted", "ids, margins of ties, steps, seconds", partial(ids, "nrt", name),
+            ("environment", f"neffs {name}")) for name in BUILDS),
+    Check("neuron fp32", "answers them by the SDK's plugin for PJRT", "the same", "the same",
+          partial(ids, "neuron", "fp32"), ("environment",)),
+)  # fmt: skip
+
+
+def page() -> str:
+    """The table of docs/device.md."""
+    rows = [f"| `{c.name}` | {c.does} | {c.good} | {c.reports} |" for c in CHECKS]
+    return "\n".join(["| check | does | a good result | reports |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def run_checks(checks: Sequence[Check], run: Callable[[Check], dict[str, Any]], out: Path) -> dict[str, Any]:
+    """Check -> its state, why it did not hold, wall seconds and what it reports; all of it in report.json."""
+    outcomes: dict[str, Any] = {check.name: {"state": "not reached"} for check in checks}
+    for check in checks:
+        begin, outcome = time.perf_counter(), outcomes[check.name]
+        if lacking := [need for need in check.needs if outcomes[need]["state"] != "held"]:
+            outcome["why"] = f"{', '.join(lacking)} did not hold"
+        else:
+            try:
+                outcome |= {"reports": run(check), "state": "held"}
+            except Exception as error:  # a check may fail in any way; the report says how
+                why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                outcome |= {"state": "FAILED", "why": why}
+            outcome["seconds"] = time.perf_counter() - begin
+        print(f"{outcome['state']:<12}{check.name} {outcome.get('why', '')}".rstrip(), flush=True)
+        (out / "report.json").write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
     return outcomes
 
 
-def _not_reached(step: CheckStep, why: str) -> Outcome:
-    return Outcome(step.name, step.what, NOT_REACHED, why, 0.0)
-
-
-def _outcome(step: CheckStep, run: Callable[[CheckStep], dict[str, Any]], not_held: set[str]) -> Outcome:
-    begin, said, facts = time.perf_counter(), "", {}
-    if missing := not_held & set(step.needs):
-        return _not_reached(step, f"{', '.join(sorted(missing))} did not hold")
+def isolated(check: Check, out: Path, command: Sequence[str] = ()) -> dict[str, Any]:
+    """What a check reports, run in its own process, whose output goes to a log."""
+    child = command or [sys.executable, "-m", "compile.device_check", "--only", check.name, "--out", str(out)]
     try:
-        facts = run(step)
-        said = facts.pop("failed", "")
-    except Exception as error:  # a step may fail in any way; the report says how
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    state = FAILED if said else HELD
-    return Outcome(step.name, step.what, state, said, time.perf_counter() - begin, facts)
-
-
-def isolated(step: CheckStep, out: Path, command: list[str] | None = None) -> dict[str, Any]:
-    """Run a step in its own process; its whole output is kept in logs/."""
-    child = command or [sys.executable, "-m", "compile.device_check", "--only", step.name, "--out", str(out)]
-    log = out / "logs" / f"{step.name.replace(', ', '+').replace(' ', '-')}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        done = subprocess.run(child, capture_output=True, text=True, timeout=step.seconds, check=False)
+        done = subprocess.run(child, capture_output=True, text=True, timeout=check.seconds, check=False)
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"it took longer than {step.seconds} s") from error
+        raise UserError(f"it took longer than {check.seconds} s") from error
+    log = out / f"{check.name.replace(', ', '+').replace(' ', '-')}.txt"
     log.write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
         last = (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("error: ")
-        raise UserError(last if done.returncode > 0 else f"its process was ended by signal {-done.returncode}: {last}")
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
+        raise UserError(last if done.returncode > 0 else f"signal {-done.returncode} ended its process: {last}")
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def write_report(outcomes: list[Outcome], out: Path) -> Path:
-    """report.json and report.md; returns the latter."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n", encoding="utf-8")
-    counted = ", ".join(f"{sum(o.state == s for o in outcomes)} {s.lower()}" for s in (HELD, FAILED, NOT_REACHED))
-    lines = [
-        f"# Device check: {counted}",
-        "",
-        "| step | question | answer | seconds (wall) | said |",
-        "|---|---|---|---|---|",
-    ]
-    for o in outcomes:
-        said = o.said.replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {o.step} | {o.what} | {o.state} | {o.seconds:.1f} | {said} |")
-    for o in outcomes:
-        if o.facts:
-            lines += ["", f"## {o.step}", "", f"{o.what}.", "", "```", json.dumps(o.facts, indent=1), "```"]
-    lines += ["", "## Every question of docs/device_checks.md", "", *table({o.step: o.state for o in outcomes})]
-    (out / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return out / "report.md"
-
-
-def main(arguments: list[str], steps: tuple[CheckStep, ...] = STEPS) -> None:
-    """Run the steps and write the report, the last line of stdout; exit 1 if one did not hold."""
+def main(arguments: list[str]) -> None:
+    """Run the checks and print a line for each; exit 1 if one did not hold."""
     parser = argparse.ArgumentParser(prog="python -m compile.device_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")
-    parser.add_argument("--full", action="store_true", help="compile the 32B + 1.7B graphs too, which takes hours")
-    parser.add_argument("--only", help="run one step in this process and print its facts")
-    parser.add_argument("--page", action="store_true", help="print docs/device_checks.md and run nothing")
+    parser.add_argument("--only", choices=[check.name for check in CHECKS], help="run one check in this process")
+    parser.add_argument("--page", action="store_true", help="print the table of docs/device.md and run nothing")
     options = parser.parse_args(arguments)
-    named = {step.name: step for step in steps}
     if options.page:
         print(page(), end="")
         return
+    if not options.only and not any(map(shutil.which, ("neuron-ls", "neuronx-cc"))):
+        print(page())
+        raise UserError("no check can run: neither neuron-ls nor neuronx-cc is here; run it on a trn2 machine")
+    options.out.mkdir(parents=True, exist_ok=True)
     if options.only:
-        if options.only not in named:
-            raise UserError(f"there is no step {options.only!r}; the steps are {', '.join(named)}")
-        options.out.mkdir(parents=True, exist_ok=True)
-        print(json.dumps(run_step(named[options.only], options.out)))
+        print(json.dumps(next(check for check in CHECKS if check.name == options.only).run(options.out)))
         return
-    if why := _why_not():
-        print("On a trn2 machine with the Neuron SDK this command would ask:")
-        print("\n".join(f"{number:>3}. {step.name}: {step.what}" for number, step in enumerate(steps, 1)))
-        raise UserError(why)
-    chosen = [step for step in steps if options.full or step.name != "full"]
-    outcomes = check(chosen, lambda step: isolated(step, options.out.resolve()), options.out)
-    if left := [step for step in steps if step not in chosen]:
-        write_report(
-            [*outcomes, *(_not_reached(step, "DEVICE_CHECK=--full asks for it") for step in left)], options.out
-        )
-    print(options.out / "report.md")
-    if any(o.state != HELD for o in outcomes):
+    outcomes = run_checks(CHECKS, lambda check: isolated(check, options.out.resolve()), options.out)
+    if any(outcome["state"] != "held" for outcome in outcomes.values()):
         raise SystemExit(1)
-
-
-def function_of(step: CheckStep) -> Callable[..., dict[str, Any]]:
-    """The function of a step."""
-    module, _, name = step.function.rpartition(".")
-    # this Python may not have the packages that a step needs
-    found: Callable[..., dict[str, Any]] = getattr(
-        importlib.import_module(f"compile.device_check.{module or 'steps'}"), name
-    )
-    return found
-
-
-def run_step(step: CheckStep, out: Path) -> dict[str, Any]:
-    """The facts of a step, run here."""
-    return function_of(step)(*([step.argument] if step.argument else []), out)
-
-
-def _why_not() -> str:
-    """Why this machine can check nothing, in one sentence."""
-    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        return (
-            f"the device check needs {', '.join(missing)}, which this Python does not have; on a trn2 machine run "
-            "make device-install DEVICE_PYTHON=python3, with the Python that has the Neuron SDK"
-        )
-    toolchain = importlib.import_module("compile.neuron.sdk")
-    try:
-        toolchain.require(toolchain.Level.COMPILER, "the device check")
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-_NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "ml_dtypes")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """All-reduce and all-gather as JAX primitives of the per-rank graph, with explicit replica groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,23 +11,22 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 
-def all_reduce(x: Array, ranks: int, world: int) -> Array:
-    """The sum of x over each `ranks` consecutive ones of `world` ranks."""
-    return _all_reduce.bind(x, ranks=ranks, world=world)
+def all_reduce(x: Array, ranks: int) -> Array:
+    """The sum of x over all ranks."""
+    return _all_reduce.bind(x, ranks=ranks)
 
 
-def all_gather(x: Array, ranks: int, world: int) -> Array:
-    """The x of each `ranks` consecutive ones of `world` ranks, concatenated along the last axis in rank order."""
-    return _all_gather.bind(x, ranks=ranks, world=world)
+def all_gather(x: Array, ranks: int) -> Array:
+    """The x of all ranks, concatenated along the last axis in rank order."""
+    return _all_gather.bind(x, ranks=ranks)
 
 
-def _groups(ranks: int, world: int) -> ir.Attribute:
-    groups = np.arange(world, dtype=np.int64).reshape(-1, ranks)
-    return ir.DenseIntElementsAttr.get(groups)  # type: ignore[call-overload]
+def _groups(ranks: int) -> ir.Attribute:
+    return ir.DenseIntElementsAttr.get(np.arange(ranks, dtype=np.int64)[None])  # type: ignore[call-overload]
 
 
-def _lower_all_reduce(context: mlir.LoweringRuleContext, x: Any, *, ranks: int, world: int) -> Any:
-    reduce = stablehlo.AllReduceOp([x.type], [x], replica_groups=_groups(ranks, world))
+def _lower_all_reduce(context: mlir.LoweringRuleContext, x: Any, *, ranks: int) -> Any:
+    reduce = stablehlo.AllReduceOp([x.type], [x], replica_groups=_groups(ranks))
     scalar = ir.RankedTensorType.get([], ir.RankedTensorType(x.type).element_type)
     body = reduce.regions[0].blocks.append(scalar, scalar)
     with ir.InsertionPoint(body):
@@ -37,17 +34,17 @@ def _lower_all_reduce(context: mlir.LoweringRuleContext, x: Any, *, ranks: int, 
     return reduce.results
 
 
-def _lower_all_gather(context: mlir.LoweringRuleContext, x: Any, *, ranks: int, world: int) -> Any:
+def _lower_all_gather(context: mlir.LoweringRuleContext, x: Any, *, ranks: int) -> Any:
     (out,) = context.avals_out
     gather_dim = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), out.ndim - 1)
     gathered = ir.RankedTensorType.get(out.shape, ir.RankedTensorType(x.type).element_type)
-    return stablehlo.AllGatherOp([gathered], [x], gather_dim, _groups(ranks, world)).results
+    return stablehlo.AllGatherOp([gathered], [x], gather_dim, _groups(ranks)).results
 
 
 _all_reduce = Primitive("tp_all_reduce")
-_all_reduce.def_abstract_eval(lambda x, *, ranks, world: ShapedArray(x.shape, x.dtype))
+_all_reduce.def_abstract_eval(lambda x, *, ranks: ShapedArray(x.shape, x.dtype))
 mlir.register_lowering(_all_reduce, _lower_all_reduce)
 
 _all_gather = Primitive("tp_all_gather")
-_all_gather.def_abstract_eval(lambda x, *, ranks, world: ShapedArray((*x.shape[:-1], x.shape[-1] * ranks), x.dtype))
+_all_gather.def_abstract_eval(lambda x, *, ranks: ShapedArray((*x.shape[:-1], x.shape[-1] * ranks), x.dtype))
 mlir.register_lowering(_all_gather, _lower_all_gather)

@@ -4,8 +4,6 @@ The call's configuration is the launch as text (`model/nki/launches.py`), which 
 device `compile/neuron/specialise.py` puts the vendor's in its place.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from torch import Tensor

@@ -4,8 +4,6 @@ torchax 0.0.13 names ATen operators, and overloads of them, that later torch rel
 dimensions; with 2.14 cholesky and qr). They are given placeholders before the import; no code here can reach them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -3,39 +3,39 @@
 Weights and caches stay parameters of the graph; caches are aliased in and out.
 """
 
-from __future__ import annotations
-
 import functools
 import io
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
+from jaxlib import _jax
 from torch import Tensor, nn
 
 from compile.graph import collectives
-from compile.graph.conversion import Converter, converted
 from compile.graph.custom_call import launch_in_graph
-from compile.graph.pair import drafts, grouped_state, make_pair, stage_of
+from compile.graph.pair import drafts, grouped_state, make_pair
 from compile.graph.torchax_seam import interop
+from model.errors import UserError
 from model.graph_io import Outputs, StepInputs
 from model.graph_spec import GraphSpec, TensorSpec
-from model.nki.backing import backing_of
-from model.ops import Ops, State, rows_inside
+from model.nki.context import make_context
+from model.ops import Ops, State
 from model.speculative import Pair
-from trnspec.bundle import border
+from model.stages import run_stage
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import violations
 from trnspec.bundle.spec import BundleSpec
 
 
 class TracedOps(Ops):
     """The graph's version of the operations, on torch tensors that represent JAX values."""
 
-    def __init__(self, ranks: int, world: int = 0) -> None:
-        self.ranks, self.world = ranks, world or ranks
-        if ranks > 1:
-            self.groups = tuple(tuple(range(r, r + ranks)) for r in range(0, self.world, ranks))
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.groups = (tuple(range(ranks)),) if ranks > 1 else None
         self._kinds: dict[Any, Callable[..., Any]] = {}
 
     def call(self, module: nn.Module, *args: Any) -> Any:
@@ -55,80 +55,64 @@ class TracedOps(Ops):
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
     def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
-        return interop.call_jax(_shared(function, self.ranks, self.world, tuple(fixed.items())), *given)
+        return interop.call_jax(_shared(function, self.ranks, tuple(fixed.items())), *given)
 
-    def append(self, cache_BGSD: Tensor, new_BGND: Tensor, slots_BN: Tensor, positions_BN: Tensor) -> Tensor:
-        def write(cache: jax.Array, rows: jax.Array, slots: jax.Array, places: jax.Array) -> jax.Array:
-            at = (slots, slice(None), places)
-            return cache.at[at].set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
+    def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
+        def write(pool: jax.Array, rows: jax.Array, blocks: jax.Array, offsets: jax.Array) -> jax.Array:
+            at = pool.at[blocks, :, offsets]
+            return at.set(rows, mode="promise_in_bounds", wrap_negative_indices=False)
 
-        inside = interop.call_jax(_inside, cache_BGSD, new_BGND, slots_BN, positions_BN)
-        return interop.call_jax(write, cache_BGSD, *inside)
+        return interop.call_jax(write, pool_PGKD, new_BGND.transpose(1, 2), blocks_BN, offsets_BN)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        if self.ranks == 1:
-            return x
-        return interop.call_jax(lambda a: collectives.all_reduce(a, self.ranks, self.world), x)
+        return x if self.ranks == 1 else interop.call_jax(lambda a: collectives.all_reduce(a, self.ranks), x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        if self.ranks == 1:
-            return x
-        return interop.call_jax(lambda a: collectives.all_gather(a, self.ranks, self.world), x)
+        return x if self.ranks == 1 else interop.call_jax(lambda a: collectives.all_gather(a, self.ranks), x)
 
 
 @functools.cache
-def _shared(
-    function: Callable[..., Any], ranks: int, world: int, fixed: tuple[tuple[str, Any], ...]
-) -> Callable[..., Any]:
+def _shared(function: Callable[..., Any], ranks: int, fixed: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
     """The function for all graphs of a process: its trace is most of a step's, and no length changes it."""
 
     def run(*given: Any) -> Any:
-        return interop.call_torch(functools.partial(function, TracedOps(ranks, world), **dict(fixed)), *given)
+        return interop.call_torch(functools.partial(function, TracedOps(ranks), **dict(fixed)), *given)
 
     run.__name__ = function.__name__
     return jax.jit(run)
 
 
-@jax.jit
-def _inside(*given: jax.Array) -> Any:
-    """`rows_inside`, traced once in a process."""
-    return interop.call_torch(rows_inside, *given)
-
-
 def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     """The serialized HloModuleProto of one planned graph, for one rank.
 
-    Its parameters are the graph's weights, inputs and state in the plan's order; its results the
-    outputs, then the state, each state parameter aliased to its result.
+    Its parameters are the graph's weights, inputs and state in the plan's order; its results the outputs, then the
+    state, each state parameter aliased to its result.
     """
-    return border.named(converted(_traced(spec, graph)), graph)
+    computation = _jax.mlir.mlir_module_to_xla_computation(_stablehlo(spec, graph), use_tuple_args=False)
+    return hlo.annotated(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
 
 
-def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Generator[bytes]:
-    """The protos of graphs in their order, the same bytes; one is made by another process while the next is traced."""
-    with Converter() as converter:
-        begun = ((graph, converter.convert(_traced(spec, graph))) for graph in graphs)
-        before = next(begun, None)
-        while before:
-            (graph, proto), before = before, next(begun, None)
-            yield border.named(proto.result(), graph)
+def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
+    """Graphs with their protos; UserError for one that is not what its plan says."""
+    for graph in graphs:
+        proto = lower_graph(spec, graph)
+        if clauses := violations(graph, proto, spec):
+            raise UserError(f"{graph.file} is not what is planned: {clauses[0]}; this is a fault of trnspec, report it")
+        yield graph, proto
 
 
-def _traced(spec: BundleSpec, graph: GraphSpec) -> bytes:
+def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
     """The StableHLO of a graph in bytecode."""
-    pair, names = traced_pair(spec, drafts(graph))
-    held = {t.name for t in graph.weights}
-    stored = {ours: name for ours, name in names.items() if name in held}
-    stage = stage_of(graph)
+    pair = traced_pair(spec, drafts(graph))
+    parameters = pair.state_dict().keys()
 
     # only arrays cross into torch: torchax would wrap a callable argument
-    def step(named: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
-        out: Outputs = torch.func.functional_call(pair, named, (stage, inputs, *state))
+    def step(weights: dict[str, Tensor], inputs: StepInputs, *state: Any) -> tuple[Any, ...]:
+        out: Outputs = torch.func.functional_call(pair, weights, (run_stage, graph.key, inputs, *state))
         return (*out.visible, out.draft_state, out.target_caches, out.counts_B1V)
 
     def run(weights: list[Any], inputs: list[Any], state: list[Any]) -> list[jax.Array]:
-        by_name = {t.name: w for t, w in zip(graph.weights, weights, strict=True)}
-        named = {ours: by_name[name] for ours, name in stored.items()}
+        named = {t.name: w for t, w in zip(graph.weights, weights, strict=True) if t.name in parameters}
         given = StepInputs(**{t.name: x for t, x in zip(graph.inputs, inputs, strict=True)})
         return jax.tree.leaves(interop.call_torch(step, named, given, *grouped_state(graph, state)))
 
@@ -142,11 +126,11 @@ def _traced(spec: BundleSpec, graph: GraphSpec) -> bytes:
 
 
 @functools.lru_cache(maxsize=2)
-def traced_pair(spec: BundleSpec, drafting: bool) -> tuple[Pair, dict[str, str]]:
-    """The pair of a bundle's graphs, and its parameters' names there: what one has traced of a layer, others call."""
-    backing, names = backing_of(spec.kernels, launch_in_graph, spec.layers), spec.weight_names()
-    pair = make_pair(spec, drafting, TracedOps(spec.tp), backing)
-    return pair, {ours: names[ours] for ours in pair.state_dict()}
+def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
+    """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
+    return make_pair(
+        spec, drafting, make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers)
+    )
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

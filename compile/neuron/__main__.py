@@ -1,7 +1,4 @@
-"""`python -m compile.neuron BUNDLE`: add the files of this machine's SDK to a bundle that was built elsewhere.
-
-model.pt needs torch, the SDK's packages and nothing else: neither jax nor torchax, whose versions the SDK decides.
-"""
+"""`python -m compile.neuron BUNDLE`: add the files of this machine's SDK to a bundle that was built elsewhere."""
 
 from __future__ import annotations
 
@@ -9,46 +6,41 @@ import argparse
 import sys
 from pathlib import Path
 
-from compile.bundle.staging import StagedFile, staged
-from compile.neuron.files import compiled, kernel_files
+from compile.bundle.staging import staged
+from compile.neuron.files import add_compiled, check_toolchain
+from compile.nxd.files import MODEL_FILES
 from compile.spec import Recipe
-from model.errors import run_cli
+from model.errors import UserError, run_cli
 from trnspec.bundle.manifest import manifest_json
 from trnspec.bundle.opening import Bundle, read_bundle
 
+_NEFFS = Recipe(toolchain="neuron")
+_OF_SDK = ("neff/", "kernels/", "logs/", *MODEL_FILES)
 
-def extend(bundle: Bundle) -> None:
-    """Add model.pt, or NEFFs where the compiler is alone; the bundle is served as it was until all are made."""
+
+def extend(bundle: Bundle, recipe: Recipe = _NEFFS, jobs: int = 0) -> None:
+    """Add NEFFs, or NxDI's model.pt; the bundle stays as it was until all files are made."""
+    plan, manifest = bundle.plan, bundle.manifest
+    check_toolchain(recipe.toolchain, plan.spec)
     with staged(bundle.path) as staging:
-        graphs = [_as_is(g.file, bundle.files[g.file].recipe) for g in bundle.graphs]
-        files, compiler = compiled(bundle.plan, staging.folder, graphs, Recipe(toolchain="neuron"))
-        records = dict(bundle.files)
-        for name in records.keys() - {f.name for f in files}:
-            staging.keep(name, records[name])
-        if [f for f in files if not staging.finished(f)]:
-            staging.begin()
-        for file in files:
-            records[file.name] = staging.finished(file) or staging.make(file)
-        for file in kernel_files(staging, files):
-            records[file.name] = staging.finished(file) or staging.make(file)
-        manifest = bundle.manifest
-        content = manifest_json(bundle.plan, records, compiler, manifest.versions, manifest.commit)
-        staging.finish(content, set(records))
-
-
-def _as_is(name: str, recipe: str) -> StagedFile:
-    def kept(path: Path) -> None:
-        raise AssertionError(f"{name} is in the bundle")
-
-    return StagedFile(name, recipe, kept)
+        records = {name: file for name, file in bundle.files.items() if not name.startswith(_OF_SDK)}
+        for name, record in records.items():
+            if not staging.reuse(name, record.recipe) and not staging.take(name, record):
+                raise UserError(f"{bundle.path} is damaged: {name} does not match the manifest; build it again")
+        added, compiler = add_compiled(plan, staging, records, recipe, jobs)
+        records |= added
+        staging.finish(manifest_json(plan, records, compiler, manifest.versions, manifest.commit))
 
 
 def main(arguments: list[str]) -> None:
     """Extend a bundle; the last line of stdout is its path."""
     parser = argparse.ArgumentParser(prog="python -m compile.neuron", description=__doc__)
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
-    bundle = read_bundle(parser.parse_args(arguments).bundle)
-    extend(bundle)
+    parser.add_argument("--toolchain", choices=("neuron", "model.pt"), default="neuron", help="NEFFs, or NxDI's model")
+    parser.add_argument("--jobs", type=int, default=0, help="compilers at a time (default: one per 40 GB of memory)")
+    options = parser.parse_args(arguments)
+    bundle = read_bundle(options.bundle)
+    extend(bundle, Recipe(toolchain=options.toolchain), options.jobs)
     print(bundle.path)
 
 

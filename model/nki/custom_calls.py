@@ -4,8 +4,6 @@ The call's configuration is a launch as text (`model/nki/launches.py`), data of 
 no content of a bundle is executed. A failure inside of a call cannot cross XLA; it is kept and raised after the run.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

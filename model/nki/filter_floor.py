@@ -5,22 +5,18 @@ pass computes the weight above fifteen thresholds. Weights come from a callable,
 sums, and no logit leaves its shard. Definitions: docs/sampling.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from model.filters import Filters
-from model.ops import Ops, shift_left, shift_right
+from model.ops import Ops, add_halves, shift_left, shift_right
 from nki_kernels.limits import NO_FLOOR
 
 _BITS, _THRESHOLDS = 4, 15
 # of one call over several ranks: the rows' best logits, the passes of two searches, the mass between them
 ALL_GATHERS = 1 + 2 * (32 // _BITS) + 1
-# of a draft's guess: the rows' best logits, twice the sums above the tried ones
-GUESS_GATHERS = 3
 # keys of the lowest and the highest finite number
 _LOWEST_KEY, _HIGHEST_KEY = -0x7F800000, 0x7F7FFFFF
 _SIGN = -(1 << 31)
@@ -71,11 +67,7 @@ def over_ranks(ops: Ops, sums_RJ: Tensor) -> Tensor:
     Ranks are added by halves: the order of an all-reduce is unspecified and may depend on the number of rows, and
     every rank must come to the same bits.
     """
-    parts_RMJ = ops.all_gather(sums_RJ).unflatten(-1, (-1, sums_RJ.shape[1]))
-    while parts_RMJ.shape[1] > 1:
-        lower, upper = parts_RMJ.chunk(2, 1)
-        parts_RMJ = lower + upper
-    return parts_RMJ[:, 0]
+    return add_halves(ops.all_gather(sums_RJ).unflatten(-1, (-1, sums_RJ.shape[1])), 1)[:, 0]
 
 
 def _smallest_kept(

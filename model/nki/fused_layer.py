@@ -1,201 +1,203 @@
-"""A layer whose halves are one kernel each, norm and projections included, with weights packed as they are streamed.
+"""Modules that do half a layer in one launch, norm and projections included, with packed weights.
 
-The kernels read packed weights as they are; those of a prompt take any number of rows. Several layers may be one launch
-for few rows: it ends where a drafter taps the target.
+The decode kernels take few rows; those of a prompt take any number. Several layers may be one launch for few rows: it
+ends where a drafter taps the target.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from model.cache import AttentionMetadata, Cache
-from model.config import LayerConfig, Qwen3Config
-from model.nki.kernels import NkiKernels, like, whole_chunks
-from model.nki.launches import LAYERS
+from model.context import Context, M
+from model.layers import Layers, RMSNorm
+from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
-from model.packing import fused_packing
-from model.parallel import Parallel
-from model.qwen3 import MLP, Attention, Layer, Layers, RMSNorm
-from model.rope import Rotation
-from nki_kernels.layer.pack_weights import (
-    pack,
-    pack_gate_up,
-    pack_out,
-    pack_qkv,
-)
+from model.qwen3 import MLP, Attention
+from model.rope import Rotation, apply_rope
+from model.weights import Packed, pack_projections
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.limits import CANDIDATES, ROWS
+
+PACKED_ATTENTION: Packed = {
+    "qkv_packed": (("q_proj", "k_proj", "v_proj"), pack_qkv),
+    "out_packed": (("o_proj",), pack_out),
+}
+PACKED_MLP: Packed = {
+    "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up)),
+    "down_packed": (("down_proj",), lambda down, dim: pack(down)),
+}
+# kernel, arguments, results -> tensors; see `NkiContext.run`
+Run = Callable[..., tuple[Tensor, ...]]
+
+
+def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
+    """Pack the halves of a model's layers that the kernels support; `max_layers` are one launch."""
+    layers: Any = model.layers
+    config: Any = model.config
+    packing = ctx.packing(config)
+    for layer in layers:
+        if packing.attention and type(layer.self_attn) is Attention:
+            layer.input_layernorm = DeferredNorm(layer.input_layernorm)
+            layer.self_attn = PackedAttention(layer.self_attn, layer.input_layernorm, run)
+        if packing.mlp:
+            layer.post_attention_layernorm = DeferredNorm(layer.post_attention_layernorm)
+            layer.mlp = PackedMLP(layer.mlp, layer.post_attention_layernorm, ctx.ops, run)
+    if max_layers > 1 and packing.attention and packing.mlp and isinstance(layers, Layers):
+        model.layers = FusedLayers(layers, run, max_layers)
+    return model
+
+
+class DeferredNorm(RMSNorm):
+    """A norm that the module after it applies."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        nn.Module.__init__(self)
+        self.eps, self.weight = norm.eps, norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def normed(self, x: Tensor) -> Tensor:
+        """What the norm returns."""
+        return super().forward(x)
 
 
 class PackedAttention(Attention):
-    """Attention whose projections are packed; a prompt's rows go through them by a kernel."""
+    """Attention with packed projections: one launch with the norm before it for few rows, products for others."""
 
-    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
-        super().__init__(config, parallel, kernels)
-        self.run = kernels.run
-        q, k, v, out = (p.weight.data for p in (self.q_proj, self.k_proj, self.v_proj, self.o_proj))
-        self.kv_features = len(k)
-        self.qkv_packed = nn.Parameter(pack_qkv(q, k, v, self.head_dim))
-        self.out_packed = nn.Parameter(pack_out(out, self.head_dim))
-        del self.q_proj, self.k_proj, self.v_proj, self.o_proj
+    qkv_packed: nn.Parameter
+    out_packed: nn.Parameter
 
-    def qkv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        both = self.product(x_BNE, self.qkv_packed)
-        v, k, q = both.split([self.kv_features, self.kv_features, both.shape[-1] - 2 * self.kv_features], -1)
-        return q, k, v
+    def __init__(self, attention: Attention, norm: DeferredNorm, run: Run) -> None:
+        nn.Module.__init__(self)
+        # in a tuple: the norm is not this module's
+        self.ctx, self.head_dim, self.run, self.norm = attention.ctx, attention.head_dim, run, (norm,)
+        self.kv_features = len(attention.k_proj.weight)
+        for name, module in list(attention.named_children()):
+            self.add_module(name, module)
+        pack_projections(self, PACKED_ATTENTION, self.head_dim)
 
-    def kv(self, x_BNE: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = -(-2 * self.kv_features // self.qkv_packed.shape[2])
-        v, k = self.product(x_BNE, self.qkv_packed, blocks)[..., : 2 * self.kv_features].chunk(2, -1)
-        return k, v
+    def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        vkq, kv = self._product(x_BNE, self.qkv_packed), self.kv_features
+        v, k, q = (self.split_heads(x) for x in (vkq[..., :kv], vkq[..., kv : 2 * kv], vkq[..., 2 * kv :]))
+        return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v
 
-    def out(self, o_BNF: Tensor) -> Tensor:
+    def key_value(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
+        kv = self.kv_features
+        vk = self._product(x_BNE, self.qkv_packed, -(-2 * kv // self.qkv_packed.shape[2]))
+        v, k = (self.split_heads(x) for x in (vk[..., :kv], vk[..., kv : 2 * kv]))
+        return apply_rope(self.k_norm(k), rope), v
+
+    def forward(self, x_BNE: Tensor, rope: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
+        (norm,) = self.norm
+        if self.fits(x_BNE, meta):
+            x_RE, norms = x_BNE.flatten(0, 1), (norm.weight, self.k_norm.weight, self.q_norm.weight)
+            places = (meta.positions_BN, padded_table(meta, cache))
+            arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *rope, *cache, *places, norm.eps)
+            part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
+            return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
+        out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
         # the packed weight has its inputs in the order D, H
-        by_dim = o_BNF.unflatten(-1, (-1, self.head_dim)).transpose(-1, -2).flatten(-2)
-        return self.ops.all_reduce(self.product(by_dim, self.out_packed))
+        out_BNF = out_BHND.permute(0, 2, 3, 1).flatten(2)
+        return self.ctx.ops.all_reduce(self._product(out_BNF, self.out_packed)), cache
 
-    def product(self, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
+    def fits(self, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
+        """Whether the decode kernels take these rows: few, causal ones."""
+        count, heads_per_kv = x_BNE.shape[1], self.out_packed.shape[1] // self.kv_features
+        few = few_rows(x_BNE) and count <= CANDIDATES and heads_per_kv * count <= ROWS
+        return few and meta.attend_to_B1 is None
+
+    def _product(self, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
         """Rows times the first blocks of a packed weight, or times all of it."""
         x_RK, first = x_BNK.flatten(0, 1), (blocks,) if blocks else ()
         result = like(x_RK)._replace(shape=(x_RK.shape[0], (blocks or packed.shape[0]) * packed.shape[2]))
         return self.run("prompt_product", (x_RK, packed, *first), result)[0].unflatten(0, x_BNK.shape[:2])
 
 
-class PackedMLP(MLP):
-    """MLP whose projections are packed, one launch with the norm before it."""
+class PackedMLP(nn.Module):
+    """MLP with packed projections, one launch with the norm before it."""
 
-    def __init__(self, config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> None:
-        super().__init__(config, parallel)
-        gate, up, down = (p.weight.data for p in (self.gate_proj, self.up_proj, self.down_proj))
-        self.ops, self.run = parallel.ops, kernels.run
-        self.gate_up_packed = nn.Parameter(pack_gate_up(gate, up))
-        self.down_packed = nn.Parameter(pack(down))
-        del self.gate_proj, self.up_proj, self.down_proj
+    def __init__(self, mlp: MLP, norm: DeferredNorm, ops: Ops, run: Run) -> None:
+        super().__init__()
+        self.ops, self.run, self.norm = ops, run, (norm,)
+        for name, module in list(mlp.named_children()):
+            self.add_module(name, module)
+        pack_projections(self, PACKED_MLP)
 
-    def of_normed(self, norm: RMSNorm, x: Tensor) -> Tensor:
-        """The MLP of norm(x)."""
-        x_RE, kernel = x.flatten(0, 1), "decode_mlp" if _few_rows(x) else "prompt_mlp"
+    def forward(self, x: Tensor) -> Tensor:
+        (norm,), x_RE, kernel = self.norm, x.flatten(0, 1), "decode_mlp" if few_rows(x) else "prompt_mlp"
         (part,) = self.run(kernel, (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps), like(x_RE))
         return self.ops.all_reduce(part.reshape(x.shape))
 
 
-def fused_mlp(config: LayerConfig, parallel: Parallel, kernels: NkiKernels) -> MLP:
-    """The MLP of a layer, packed where the kernel takes the model's sizes."""
-    return PackedMLP(config, parallel, kernels) if fused_packing(config, parallel.tp).mlp else MLP(config, parallel)
-
-
-def branch(norm: RMSNorm, mlp: MLP, x: Tensor) -> Tensor:
-    """mlp(norm(x)), one launch where the MLP is packed and the kernel takes the pass's rows."""
-    if isinstance(mlp, PackedMLP):
-        return mlp.of_normed(norm, x)
-    normed: Tensor = mlp(norm(x))
-    return normed
-
-
-class FusedLayer(Layer):
-    """One decoder layer, each half in one launch where the kernels take the model's sizes and the pass's rows."""
-
-    def __init__(self, config: Qwen3Config, parallel: Parallel, kernels: NkiKernels) -> None:
-        super().__init__(config, parallel, kernels)
-        self.ops, self.run = parallel.ops, kernels.run
-        if fused_packing(config, parallel.tp).attention:
-            self.self_attn = PackedAttention(config, parallel, kernels)
-        self.mlp = fused_mlp(config, parallel, kernels)
-
-    def forward(self, x: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
-        attended, cache = self._attended(x, angles, cache, meta)
-        x = x + attended
-        return x + branch(self.post_attention_layernorm, self.mlp, x), cache
-
-    def tensors(self, cache: Cache) -> tuple[Tensor, ...]:
-        """The tensors of a layer, both of whose halves are packed, as the kernel of several takes them."""
-        half: Any = self.self_attn
-        mlp: Any = self.mlp
-        norms = (self.input_layernorm.weight, half.k_norm.weight, half.q_norm.weight)
-        packed = (self.post_attention_layernorm.weight, mlp.gate_up_packed, mlp.down_packed)
-        return (*norms, half.qkv_packed, half.out_packed, *packed, *cache)
-
-    def _attended(self, x_BNE: Tensor, angles: Rotation, cache: Cache, meta: AttentionMetadata) -> tuple[Tensor, Cache]:
-        norm, half = self.input_layernorm, self.self_attn
-        if not isinstance(half, PackedAttention) or not _few_rows(x_BNE) or not _fit(half, x_BNE, meta):
-            attended, cache = half(norm(x_BNE), angles, cache, meta)
-            return attended, cache
-        x_RE = x_BNE.flatten(0, 1)
-        norms = (norm.weight, half.k_norm.weight, half.q_norm.weight)
-        weights, places = (half.qkv_packed, half.out_packed), (meta.positions_BN, whole_chunks(meta))
-        arguments = (x_RE, *norms, *weights, *angles, *cache, *places, norm.eps)
-        part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
-        return self.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
-
-
-class Joined(nn.Module):
+class LayerGroup(nn.Module):
     """Consecutive layers as one launch."""
 
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
+    def __init__(self, layers: Iterable[nn.Module], run: Run, ops: Ops) -> None:
         super().__init__()
         self.layers: Any = nn.ModuleList(layers)
+        self.run, self.ops = run, ops
         # a trace serves launches of as many layers
         self.config = (self.layers[0].config, len(self.layers))
 
     def forward(
-        self, x_BNE: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata
+        self, x_BNE: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        first, x_RE, places = self.layers[0], x_BNE.flatten(0, 1), (meta.positions_BN, whole_chunks(meta))
-        layers = tuple(layer.tensors(cache) for layer, cache in zip(self.layers, caches, strict=True))
-        own, eps = len(layers[0]), first.input_layernorm.eps
-        arguments: tuple[Any, ...] = (x_RE, layers, *angles, *places, first.ops.groups, eps)
-        # behind x, and last of each layer's
-        changed = tuple(own * (i + 1) + which - 1 for i in range(len(layers)) for which in (0, 1))
-        x_RE, *pools = first.run(LAYERS, arguments, like(x_RE), changed=changed)
+        x_RE, places = x_BNE.flatten(0, 1), (meta.positions_BN, padded_table(meta, caches[0]))
+        layers = tuple(self._operands(layer, cache) for layer, cache in zip(self.layers, caches, strict=True))
+        count, eps = len(layers[0]), self.layers[0].input_layernorm.eps
+        arguments: tuple[Any, ...] = (x_RE, layers, *rope, *places, self.ops.groups, eps)
+        # after x, and last of each layer's
+        changed = tuple(count * (i + 1) + which - 1 for i in range(len(layers)) for which in (0, 1))
+        x_RE, *pools = self.run(LAYERS, arguments, like(x_RE), changed=changed)
         return x_RE.reshape(x_BNE.shape), [Cache(*pair) for pair in zip(pools[::2], pools[1::2], strict=True)]
+
+    @staticmethod
+    def _operands(layer: Any, cache: Cache) -> tuple[Tensor, ...]:
+        attn, mlp = layer.self_attn, layer.mlp
+        norms = (layer.input_layernorm.weight, attn.k_norm.weight, attn.q_norm.weight)
+        packed = (layer.post_attention_layernorm.weight, mlp.gate_up_packed, mlp.down_packed)
+        return (*norms, attn.qkv_packed, attn.out_packed, *packed, *cache)
 
 
 class FusedLayers(Layers):
-    """Layers of which up to `most` are one launch, where the kernels take the model's sizes and the pass's rows."""
+    """Layers of which up to `max_layers` are one launch, where the kernels take the pass's rows."""
 
-    def __init__(self, layers: Iterable[nn.Module], most: int = 1) -> None:
+    def __init__(self, layers: Iterable[nn.Module], run_kernel: Run, max_layers: int) -> None:
         super().__init__(layers)
-        self.most = most
+        self.run_kernel, self.max_layers = run_kernel, max_layers
 
     def run(
-        self, ops: Ops, x: Tensor, angles: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
+        self, ops: Ops, x: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
     ) -> tuple[dict[int, Tensor], list[Cache]]:
-        half, mlp = self[0].self_attn, self[0].mlp
-        packed = self.most > 1 and isinstance(mlp, PackedMLP)
-        if not packed or not isinstance(half, PackedAttention) or not _few_rows(x) or not _fit(half, x, meta):
-            return super().run(ops, x, angles, caches, meta, taps)
+        first: Any = self[0]
+        if not first.self_attn.fits(x, meta):
+            return super().run(ops, x, rope, caches, meta, taps)
         states, written = {0: x}, list[Cache]()
-        for count in launched(len(self), self.most, taps):
-            first = len(written)
+        for count in group_sizes(len(self), self.max_layers, taps):
+            part = slice(len(written), len(written) + count)
             if count == 1:
                 # a launch of one layer is slower than its halves
-                x, cache = ops.call(self[first], x, angles, caches[first], meta)
+                x, cache = ops.call(self[part.start], x, rope, caches[part.start], meta)
                 written.append(cache)
             else:
-                part = slice(first, first + count)
-                x, caches_of_part = ops.call(Joined(self[part]), x, angles, caches[part], meta)
-                written += caches_of_part
+                x, of_group = ops.call(LayerGroup(list(self)[part], self.run_kernel, ops), x, rope, caches[part], meta)
+                written += of_group
             states[len(written)] = x
         return states, written
 
 
-def launched(layers: int, most: int, taps: tuple[int, ...] = ()) -> list[int]:
-    """How many of a model's layers each launch of a pass has: at most `most`, and it ends before a tapped state."""
+def group_sizes(layers: int, max_layers: int, taps: tuple[int, ...] = ()) -> list[int]:
+    """How many of a model's layers each launch of a pass has; a launch ends before a tapped state."""
     counts, first = list[int](), 0
     for end in sorted({*taps, layers} - {0}):
-        counts += [min(most, end - at) for at in range(first, end, most)]
+        counts += [min(max_layers, end - at) for at in range(first, end, max_layers)]
         first = end
     return counts
 
 
-def _few_rows(x_BNE: Tensor) -> bool:
+def few_rows(x_BNE: Tensor) -> bool:
     """Whether the fused layer kernels take these rows."""
     return x_BNE.shape[0] * x_BNE.shape[1] <= ROWS
-
-
-def _fit(half: PackedAttention, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
-    """Whether the rows of a sequence fit beside each other, in a cache of their own, each behind those before it."""
-    count, heads_per_kv = x_BNE.shape[1], half.out_packed.shape[1] // half.kv_features
-    return meta.attend_to_B1 is None and count <= CANDIDATES and heads_per_kv * count <= ROWS

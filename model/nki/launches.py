@@ -4,15 +4,18 @@ A launch names a kernel and its arguments; tensors among them are numbered, so t
 as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
 """
 
-from __future__ import annotations
-
 import json
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
+
+from model.cache import KEY_TILE, AttentionMetadata, Cache
+from model.errors import UserError
+from nki_kernels.limits import CHUNK, attention_misfit
 
 # the one name by which Trainium's compiler knows a call of an NKI kernel
 TARGET = "AwsNeuronCustomNativeKernel"
@@ -58,21 +61,30 @@ class Launch:
         return (2 * len(self.arguments[1]) if ranks else 0), ranks
 
 
+def like(x: Tensor) -> Result:
+    """A result of a tensor's shape and dtype."""
+    return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+
+
+def padded_table(meta: AttentionMetadata, cache: Cache, group_rows: int = 1) -> Tensor:
+    """The block table, padded with block 0 to the chunks of keys that attention's kernels read.
+
+    Raises UserError if no launch takes these sizes, with `group_rows` rows of each kv head.
+    """
+    table_BL = F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
+    blocks, kv_heads = cache.k.shape[:2]
+    (batch, length), pool_rows = table_BL.shape, blocks * kv_heads * KEY_TILE
+    if misfit := attention_misfit(batch, group_rows, length * KEY_TILE, pool_rows):
+        raise UserError(f"{misfit}, or use --kernels reference")
+    return table_BL
+
+
 Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def to_text(launch: Launch, operands: Sequence[Result]) -> str:
     """The launch and its operands as JSON, for a graph."""
-    return json.dumps(
-        {
-            "kernel": launch.kernel,
-            "arguments": launch.arguments,
-            "results": launch.results,
-            "changed": launch.changed,
-            "lnc": launch.lnc,
-            "operands": list(operands),
-        }
-    )
+    return json.dumps(vars(launch) | {"operands": list(operands)})
 
 
 def from_text(text: str) -> tuple[Launch, list[Result]]:

@@ -1,10 +1,8 @@
 """Launches on a Trainium machine: the vendor's nki compiles the kernels and runs them on torch tensors. Untried.
 
-Caches are given to the kernel and come back as they are: docs/device_checks.md lists the check that the kernel's
+Caches are given to the kernel and come back as they are: docs/device.md lists the check that the kernel's
 writes are seen there.
 """
-
-from __future__ import annotations
 
 import sys
 

@@ -1,7 +1,5 @@
 """Launches served by nkisim: the only file of the model that runs the simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,14 +1,12 @@
 """The kernels that a launch can name; a graph's kernels are looked up here, and nowhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from nki_kernels.attention.blocks import append_rows_kernel
-from nki_kernels.attention.paged import verify_attention_paged_kernel
+from nki_kernels.attention.append_rows import append_rows_kernel
 from nki_kernels.attention.prompt import prompt_attention_kernel
+from nki_kernels.attention.verify import verify_attention_kernel
 from nki_kernels.layer.attention import decode_attention_kernel
-from nki_kernels.layer.layers import decode_layers_kernel
+from nki_kernels.layer.decode_layers import decode_layers_kernel
 from nki_kernels.layer.mlp import decode_mlp_kernel
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
 from nki_kernels.sampling.accept_drafts import accept_drafts_kernel
@@ -27,6 +25,6 @@ KERNELS: dict[str, Any] = {
     "prompt_attention": prompt_attention_kernel,
     "prompt_mlp": prompt_mlp_kernel,
     "prompt_product": prompt_product_kernel,
-    "verify_attention": verify_attention_paged_kernel,
+    "verify_attention": verify_attention_kernel,
     "weights_above": weights_above_kernel,
 }

@@ -1,8 +1,7 @@
 """The state of verification attention: the launch, a pack of rows, one chunk of a pack.
 
 Every field is declared here with its shape, partition axis first; a stage fills the fields that name it.
-R rows of a pack, G its groups, N candidates, W slots of a chunk (a multiple of RUN) in T = W / RUN runs, C chunks of a
-cache, B sequences, D.
+R rows of a pack, G its groups, W = 1024 keys of a chunk, D.
 """
 
 import nki.language as nl
@@ -11,20 +10,15 @@ from nki_kernels.limits import CHUNK
 
 
 class Launch(nl.NKIObject):
-    """Shared by all packs: the tiling, the cache object, and the operands and outputs in HBM."""
+    """Shared by all packs: the tiling, the paged cache, and the operands and output in HBM."""
 
-    def __init__(self, t, cache, candidates, outputs):
+    def __init__(self, t, kv, positions_BN, limit_B1, out_BHND):
         self.t = t
-        # a contiguous Cache or Pages
-        self.cache = cache
-        # int32 (B, N), and int32 (B, N) or None
-        self.positions_BN = candidates[0]
-        self.ancestors_BN = candidates[1]
-        # int32 (1, B) in SBUF
-        self.slots_1B = candidates[2]
-        # (B, H, N, D), and fp32 (B, H, N) or None
-        self.out_BHND = outputs[0]
-        self.lse_BHN = outputs[1]
+        self.kv = kv
+        # int32 (B, N), and int32 (B, 1) or None
+        self.positions_BN = positions_BN
+        self.limit_B1 = limit_B1
+        self.out_BHND = out_BHND
 
 
 class Pack(nl.NKIObject):
@@ -33,19 +27,14 @@ class Pack(nl.NKIObject):
     def __init__(self, group, count):
         self.group = group
         self.count = count
-        # plan: the rows' turned queries (D, R); the layer's kernel has them by group instead, a list of (D, H / G, N)
+        # plan: transposed queries (D, R)
         self.q_DR = None
-        self.queries = []
-        # load_limits: the first and the last slot that a row may see, fp32 (R, 1)
+        # load_keys: the first and the last position that a row may see, fp32 (R, 1)
         self.zero_R1 = None
         self.limit_R1 = None
-        # load_limits, with ancestors: HIDDEN for a candidate that is none, fp32 (R, G, N), and the column in each chunk
-        # where the candidates begin, int32 (1, C, B)
-        self.hidden_RGN = None
-        self.columns_1CB = None
         # exponentials: -max / sqrt(D) so far, fp32 (R, 1)
-        self.shift_R1 = None
-        # add_sums: the sum of weights so far, and after the last chunk its inverse, fp32 (R, 1)
+        self.neg_max_R1 = None
+        # add_sums: the sum of weights so far, and after the last chunk its reciprocal, fp32 (R, 1)
         self.total_R1 = None
         self.inverse_R1 = None
         # add_values: weighted values so far, fp32 (R, G, D); after the last chunk the result in the output's dtype
@@ -53,32 +42,25 @@ class Pack(nl.NKIObject):
 
 
 class Chunk(nl.NKIObject):
-    """CHUNK slots of a pack's groups, perhaps fewer at a cache's end, and the fields that pass from stage to stage."""
+    """1024 positions of a pack's groups, and the fields that pass from stage to stage."""
 
-    def __init__(self, pack, index, slots):
+    def __init__(self, pack, index, length):
         self.pack = pack
         self.index = index
         self.start = index * CHUNK
-        self.size = min(CHUNK, slots - self.start)
-        self.last = self.start + CHUNK >= slots
-        # groups whose values are weighed together: all, but in halves in the chunk that ends the launch
-        self.spans = [(0, pack.count)]
-        # fetch_keys: gathered keys (128, RUN, D), one a group
-        self.rows = []
-        # load_keys: keys (D, G, margin + W + margin), whose first slot is in column `margin`
+        self.last = self.start + CHUNK >= length
+        # load_keys: transposed keys (D, G, W)
         self.keys_DGW = None
-        self.margin = 0
-        # load_values: values (T, G, RUN, D); fetch_values: (T, RUN / HALVES, D), one a half of a group
-        self.values_TGRD = None
-        self.values = []
+        # load_values: values (128, G, RUN, D)
+        self.values_PGRD = None
         # scores: PSUM fp32 (R, W)
         self.scores_psum_RW = None
-        # exponentials: weights (R, T, RUN), their sums by half of the key tiles, two of fp32 (R, 1)
-        self.weights_RTR = None
+        # exponentials: weights (R, 128, RUN), their sums by half of the key tiles, two of fp32 (R, 1)
+        self.weights_RPR = None
         self.sums_R1 = []
-        # exponentials, from the second chunk on: the factor of the sums and values so far, fp32 (R, 1)
-        self.factor_R1 = None
-        # turn: weights by key tile with keys on partitions (T, RUN, R)
-        self.turned_TRR = None
-        # weigh: weighted values, PSUM fp32 (R, G, D)
+        # exponentials, from the second chunk on: the rescale factor of the sums and values so far, fp32 (R, 1)
+        self.rescale_R1 = None
+        # transpose: weights by key tile with keys on partitions (128, RUN, R)
+        self.weights_PRR = None
+        # multiply: weighted values, PSUM fp32 (R, G, D)
         self.part_psum_RGD = None

@@ -1,162 +1,149 @@
-"""The attention half of a decoder layer for few rows: RMSNorm, QKV, qk-norm, RoPE, cache, attention, output.
+"""The attention half of a decoder layer for few rows: RMSNorm, QKV, qk-norm, RoPE, cache, attention, output projection.
 
 out[r] = concat_h softmax(q_h[r] K^T / sqrt(D)) V  Wo,  [v k q][r] = n[r] W,  n[r] = gamma x[r] / rms(x[r])
-q and k are normed per head over D, then rotated by their position; k and v are written to the cache first
+q and k are normalized per head over D, then rotated by their position; k and v are written to the cache first
 
-x (R, E) are the R = B * N <= 128 rows of B sequences of N; out (R, E) is the rank's partial sum, which the graph sums
-over the ranks and adds to x. Row n of sequence b is in slot positions[b, 0] + n. Attention itself is in
-turned_attention.py, with the cache of verify_attention and its law of bits: a row's bits depend on its own slot and
-cache alone. Its sums have a different order than that kernel's, so that the two agree within rounding.
-Layouts: weights packed by pack_weights, heads in the order v, k, q; cos and sin (B, N, D / 2); the cache is
-keys (B, G, D, S) and values (B, G, S, D).
-Two cores: each attends half of the sequences; handover.py says who makes their heads and their output.
-Cost: weights and cache are read once (roofline.decode_attention); a weight that is cheap enough, once by each core.
-Design and timeline: docs/decode_layer.md.
+B sequences of N rows, R = B * N <= 128, E hidden, H query and G kv heads of D = 128, S positions. Row n of sequence b
+is at positions[b, 0] + n and sees the positions up to its own. out is the rank's partial sum, which the graph
+all-reduces and adds to x. A row's bits depend on its position and cache only; they agree with verify_attention's within
+rounding.
+
+Layouts: x and out (R, E), gamma (E,), k_norm and q_norm (D,), weights of pack_qkv (heads in the order v, k, q) and
+pack_out, cos and sin (B, N, D / 2) fp32, pools (pages, G, 128, D), positions (B, N) and block_table (B, S / 128) int32,
+S a multiple of 1024. Two cores attend half of the sequences each (core_split.py).
+Cost: weights and cache once (roofline.decode_attention); a weight below MIN_BYTES_TO_SPLIT, once per core. Design:
+docs/decode_layer.md. Launched by steps for layers that are not part of a decode_layers launch.
 """
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+import numpy as np
 
-from nki_kernels.attention.blocks import BLOCK
-from nki_kernels.attention.pipeline import chunks_of
-from nki_kernels.attention.rows import first_slots, tiling
-from nki_kernels.attention.state import Chunk, Launch
-from nki_kernels.layer.handover import Division, Handed
-from nki_kernels.layer.heads import Norm, Rotary, Span, load_norm, norm_and_rotate
-from nki_kernels.layer.stream_columns import heads_product
-from nki_kernels.layer.stream_output import store_product
-from nki_kernels.layer.stream_rows import Loaded, Normed, load_gamma, sections
-from nki_kernels.layer.stream_weights import PIECE_BYTES, Stream, pieces
-from nki_kernels.layer.turned_attention import attend, begin, set_limits
-from nki_kernels.layer.turned_blocks import Blocks, Tables
-from nki_kernels.tiles import warm_up
+from nki_kernels.checks import (
+    FP32,
+    INT32,
+    check,
+    check_floats,
+    check_packed,
+    check_paged,
+    check_rank,
+    check_rows,
+    launcher,
+    refuse,
+)
+from nki_kernels.layer.core_split import CoreExchange, CoreSplit
+from nki_kernels.layer.kv_stationary_attention import attend, begin
+from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
+from nki_kernels.layer.projections import project
+from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
+from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
+from nki_kernels.layer.weight_stream import PackedWeight, WeightStationary, WeightStream, accumulate
+from nki_kernels.limits import CANDIDATES
+from nki_kernels.tiles import P, preload_act_table
 
 
 class Sequences(nl.NKIObject):
-    """The sequences of a launch, the same in every layer: this core's part, and where its rows are in the pools.
+    """The sequences of a launch, the same in every layer: the core split, and the pages of those this core attends."""
 
-    `weights` are QKV and output of a layer, places (positions (B, N), block_table (B, S / 128)).
-    """
-
-    def __init__(self, weights, pool, places):
-        batch, candidates = places[0].shape
+    def __init__(self, qkv, out, pool, positions_BN, block_table_BL):
+        batch, candidates = positions_BN.shape
         dim = pool.shape[3]
-        self.kv = pool.shape[1]
-        self.positions_BN = places[0]
-        self.shape = (batch, weights[1].shape[1] // dim, candidates, dim)
-        self.division = Division(weights, batch)
-        # rows whose heads this core makes: the first, and how many
-        made = self.division.made
-        self.rows = (made[0] * candidates, (made[1] - made[0]) * candidates)
-        # of a core with sequences to attend
-        self.tables = None
-        self.chunks = []
-        own = self.division.own
-        if own[0] < own[1]:
-            t, slots_1B = tiling(self.shape, self.kv, places[1].shape[1] * BLOCK), first_slots(places[0])
-            self.tables = Tables(pool, places[1], (places[0], slots_1B), t, own)
-            self.chunks = chunks_of(t, own[0] * self.kv, own[1] * self.kv)
-            set_limits(self.chunks, places[0], t)
+        self.kv_heads = pool.shape[1]
+        self.shape = (batch, out.shape[1] // dim, candidates, dim)
+        self.split = CoreSplit(qkv, out, batch)
+        # rows whose heads this core computes
+        self.first_row = self.split.projected[0] * candidates
+        self.rows = self.split.projected[1] * candidates - self.first_row
+        # of a core that attends sequences
+        self.plan = None
+        if self.split.count > 0:
+            self.plan = AttentionPlan(self.shape, pool, positions_BN, block_table_BL, self.split.attended)
 
-    def pieces(self, weights, most=PIECE_BYTES):
-        """This core's pieces of a layer's QKV, and those of its output."""
-        heads, output, division = [], [], self.division
-        if self.rows[1] > 0:
-            cut = sections(weights[0].shape[1])
-            heads = pieces(weights[0], division.of_heads(weights[0]), cut, tail=True, most=most)
-        # a core that makes heads for the other one alone has no rows of the output
-        if division.shares_output or division.count() > 0:
-            output = pieces(weights[1], division.of_output(weights[1]), tail=True, most=most)
-        return heads, output
+    def packed(self, qkv, out, layer):
+        """The weights of a layer with this core's blocks."""
+        qkv_weight = PackedWeight(f"qkv {layer}", qkv, self.split.qkv_blocks(qkv), row_splits(qkv.shape[1]))
+        return qkv_weight, PackedWeight(f"out {layer}", out, self.split.out_blocks(out))
 
 
 class AttentionHalf(nl.NKIObject):
-    """A layer's attention on this core; its norms and keys travel before the layer's rows are there.
+    """A layer's attention on this core; weights are packed QKV and output, norms those of keys and queries (1, D)."""
 
-    `norms` are those of keys and queries, loaded (1, D), `weights` QKV and output. Heads are made in the order v, k, q.
-    """
-
-    def __init__(self, weights, norms, pools, sequences, rotary):
-        division, shape = sequences.division, sequences.shape
+    def __init__(self, sequences, weights, norms_1D, pools, rotary):
+        self.qkv = weights[0]
+        self.out = weights[1]
         self.rotary = rotary
-        self.handed = Handed(division, shape, sequences.kv, weights[0].dtype)
-        self.norms = (Norm(norms[0], rotary), Norm(norms[1], rotary))
-        # blocks of the weights on this core, and heads of a block of QKV
-        self.mine = division.of_heads(weights[0])
-        self.last = division.of_output(weights[1])
-        self.width = weights[0].shape[2] // shape[3]
-        # of a core with sequences to attend; packs keep their limits from layer to layer
-        self.launch = None
-        self.chunks = []
-        if division.count() > 0:
-            for chunk in sequences.chunks:
-                self.chunks.append(Chunk(chunk.pack, chunk.index, sequences.tables.t.slots))
-            cache = Blocks(pools, sequences.tables, self.chunks)
-            self.launch = Launch(cache.t, cache, (sequences.positions_BN, None, None), (None, None))
+        self.exchange = CoreExchange(sequences.split, sequences.shape, sequences.kv_heads, weights[0].tensor.dtype)
+        self.k_norm = HeadNorm(norms_1D[0], rotary)
+        self.q_norm = HeadNorm(norms_1D[1], rotary)
+        # of a core that attends sequences
+        self.kv = None
+        self.attends = sequences.split.count > 0
+        if self.attends:
+            self.kv = LayerKV(pools, sequences.plan)
 
-    def fetch(self, ahead=0):
-        """Let the first keys travel, more than a chunk's where `ahead` bytes a partition hold them."""
-        if len(self.chunks) > 0:
-            self.launch.cache.fetch_keys(1, ahead)
+    def prefetch_keys(self, ahead=0):
+        """Gather the keys of the first chunk, and of more up to `ahead` bytes per partition."""
+        if self.attends:
+            self.kv.prefetch_keys(1, ahead)
 
-    def turn(self):
-        """Turn the keys that were asked for."""
-        if len(self.chunks) > 0:
-            self.launch.cache.turn_keys(self.launch.cache.asked)
+    def transpose_keys(self):
+        """Transpose the prefetched keys."""
+        if self.attends:
+            self.kv.transpose_keys(self.kv.issued)
 
-    def store(self, out_RE, rows, streams):
-        """Attention of Normed rows, whose part of the layer's output is stored.
+    def attend_and_project(self, out_RE, rows, qkv_stream, out_stream):
+        """Store this core's part of the output for RMSNormRows; the streams may be one."""
+        exchange, kv = self.exchange, self.kv
+        self.project_heads(rows, qkv_stream)
+        if self.attends:
+            begin(kv.chunks[0], None)
+            kv.transpose_keys(1)
+        exchange.exchange_heads()
+        if self.attends:
+            heads = exchange.kv_heads
+            out_stream.prefetch()
+            kv.append(kv.kv.values, rows_of_heads(exchange.attended_heads(0, heads)))
+            kv.set_new_keys(exchange.by_group(heads, 1), exchange.attended_heads(heads, heads))
+            attend(kv, exchange.by_group(2 * heads, exchange.q_heads_per_kv), exchange.attended())
+        attended_DHR, first = exchange.gather_attended(), exchange.split.attended[0] * exchange.candidates
+        if exchange.split.splits_output:
+            first = 0
+        if exchange.rows > 0:
+            project(out_RE[first : first + exchange.rows, :], out_stream, self.out, attended_DHR)
 
-        streams are those of QKV and of the output, or one of both.
-        """
-        handed, turn = self.handed, None
-        self.make_heads(rows, streams[0])
-        if len(self.chunks) > 0:
-            turn = begin(self.chunks[0], None)
-            self.launch.cache.turn_keys(1)
-        handed.exchange_heads()
-        if len(self.chunks) > 0:
-            streams[1].fill()
-            self.launch.cache.append_values(handed.of_own(0, handed.kv))
-            self.launch.cache.hold(handed.keys(), handed.of_own(handed.kv, handed.kv))
-            attend(self.launch, self.chunks, turn, handed)
-        attended_DHR, start = handed.collect(), handed.division.own[0] * handed.candidates
-        if handed.division.shares_output:
-            start = 0
-        if handed.rows > 0:
-            store_product(out_RE[start : start + handed.rows, :], streams[1], attended_DHR, self.last)
-
-    def attended_11(self):
-        """A number of attention's result, (1, 1), or None on a core that attends nothing and collects nothing."""
-        if self.handed.rows == 0:
+    def last_11(self):
+        """An element of attention's result, (1, 1), or None on a core without output rows."""
+        if self.exchange.rows == 0:
             return None
-        return self.handed.attended_DHR[0:1, 0, 0:1]
+        return self.exchange.attended_DHR[0:1, 0, 0:1]
 
-    def make_heads(self, rows, stream):
-        """This core's blocks of heads, each to its place."""
-        dim, heads, batch, candidates = self.handed.heads_DHBN.shape
-        heads_DHR, kv = self.handed.heads_DHBN.reshape((dim, heads, batch * candidates)), self.handed.kv
-        for block in range(self.mine[0], self.mine[1]):
-            head = block * self.width
-            values, psum_DHR = min(max(kv - head, 0), self.width), heads_product(stream, rows.turned_PTR, dim)
+    def project_heads(self, rows, stream):
+        """This core's blocks of heads: values times 1 / rms; keys and queries, normalized and rotated."""
+        dim, heads, batch, candidates = self.exchange.heads_DHBN.shape
+        heads_DHR = self.exchange.heads_DHBN.reshape((dim, heads, batch * candidates))
+        kv_heads, width = self.exchange.kv_heads, self.qkv.columns // dim
+        for block in range(self.qkv.blocks[0], self.qkv.blocks[1]):
+            product, head = WeightStationary(rows.scaled_PTR, dim, width, False), block * width
+            accumulate(stream, self.qkv, [product])
+            values = min(max(kv_heads - head, 0), width)
             if values > 0:
-                inverse_PHR = rows.inverse_everywhere().expand_dim(1).broadcast(1, values)
+                inv_rms_PHR = rows.inv_rms_all_partitions().expand_dim(1).broadcast(1, values)
                 target = heads_DHR[:, head : head + values, :]
-                nisa.tensor_tensor(dst=target, data1=psum_DHR[:, 0:values, :], data2=inverse_PHR, op=nl.multiply)
-            if values < self.width:
-                spans = self.spans(head + values, head + self.width, heads_DHR)
-                norm_and_rotate(psum_DHR[:, values : self.width, :], spans, self.rotary, rows.floor())
+                nisa.tensor_tensor(dst=target, data1=product.psum[:, 0:values, :], data2=inv_rms_PHR, op=nl.multiply)
+            if values < width:
+                spans = self.spans(head + values, head + width, heads_DHR)
+                norm_and_rotate(product.psum[:, values:width, :], spans, self.rotary, rows.eps_scaled())
 
     def spans(self, first, last, heads_DHR):
         """The keys and the queries among the heads `first` to `last`."""
-        middle, spans = 2 * self.handed.kv, []
+        middle, spans = 2 * self.exchange.kv_heads, []
         if first < middle:
             stop = min(last, middle)
-            spans.append(Span(0, stop - first, self.norms[0], heads_DHR[:, first:stop, :]))
+            spans.append((0, stop - first, self.k_norm, heads_DHR[:, first:stop, :]))
         if last > middle:
             start = max(middle, first)
-            spans.append(Span(start - first, last - first, self.norms[1], heads_DHR[:, start:last, :]))
+            spans.append((start - first, last - first, self.q_norm, heads_DHR[:, start:last, :]))
         return spans
 
 
@@ -164,24 +151,49 @@ class AttentionHalf(nl.NKIObject):
 def decode_attention_kernel(
     x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
 ):
-    """out (R, E) from x (R, E), gamma (E,), k_norm and q_norm (D,), packed weights, cos and sin (B, N, D / 2).
-
-    positions (B, N) int32, block_table (B, S / 128) int32, S a multiple of 1024. The pools k_pages and v_pages
-    (blocks, G, 128, D) change in place.
-    """
-    weights, places = (qkv, out_weight), (positions, block_table)
+    """out in x's dtype; the pools change in place."""
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    sequences = Sequences(weights, k_pages, places)
-    first, count = sequences.rows
-    if count > 0:
-        warm_up(nl.exp)
-        gamma_PT, loaded = load_gamma(gamma, x.dtype), Loaded(x, first, count)
-        rows, rotary = Normed(loaded.turned(), gamma_PT, eps), Rotary((cos, sin), first, count)
-        norms = (load_norm(k_norm), load_norm(q_norm))
-        half = AttentionHalf(weights, norms, (k_pages, v_pages), sequences, rotary)
-        heads, output = sequences.pieces(weights)
-        streams = (Stream(heads), Stream(output))
-        streams[0].fill()
-        half.fetch()
-        half.store(out_RE, rows, streams)
+    sequences = Sequences(qkv, out_weight, k_pages, positions, block_table)
+    if sequences.rows > 0:
+        preload_act_table(nl.exp)
+        first, count = sequences.first_row, sequences.rows
+        gamma_PT, residual = load_gamma(gamma, x.dtype), ResidualRows(x, first, count)
+        rows, rotary = rmsnorm(residual.transposed(), gamma_PT, eps), Rotary((cos, sin), first, count)
+        norms_1D, weights = (load_norm(k_norm), load_norm(q_norm)), sequences.packed(qkv, out_weight, 0)
+        half = AttentionHalf(sequences, weights, norms_1D, (k_pages, v_pages), rotary)
+        qkv_stream, out_stream = WeightStream(weights[0].tiles(True)), WeightStream(weights[1].tiles(True))
+        qkv_stream.prefetch()
+        half.prefetch_keys()
+        half.attend_and_project(out_RE, rows, qkv_stream, out_stream)
     return out_RE
+
+
+def check_operands(
+    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
+):
+    """Refuse operands that the kernel cannot serve."""
+    check_rows(x, gamma)
+    _, kv_heads, _, dim = check_rank("k_pages", k_pages, "pages, G, 128, D")
+    batch, count = check_rank("positions", positions, "B, N")
+    refuse(dim != P, f"head dim D is {dim}, the fused kernel serves {P}: use verify_attention for this model")
+    refuse(not 1 <= count <= CANDIDATES, f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
+    for name, norm in (("k_norm", k_norm), ("q_norm", q_norm)):
+        check(name, norm, (dim,), remedy="pass one weight per head dimension")
+    rows, hidden = x.shape
+    check_packed("qkv", qkv, hidden, None, "pack_qkv")
+    heads = qkv.shape[0] * qkv.shape[2] // dim - 2 * kv_heads
+    refuse(
+        heads < 1 or heads % kv_heads > 0 or qkv.shape[2] % dim > 0,
+        f"qkv is {tuple(qkv.shape)} for {kv_heads} kv heads of {dim}: make it with pack_qkv",
+    )
+    check_packed("out_weight", out_weight, heads * dim, hidden, "pack_out")
+    check_paged(k_pages, v_pages, block_table, dim, (batch, heads, count))
+    check("positions", positions, (batch, rows // batch), INT32, "pass the position of each row of x")
+    consecutive = np.array_equal(positions, np.asarray(positions)[:, :1] + np.arange(count))
+    refuse(not consecutive, "positions of a sequence are not consecutive: pass the rows of one pass")
+    check_floats(x, gamma, k_norm, q_norm, qkv, out_weight, k_pages, v_pages)
+    for name, table in (("cos", cos), ("sin", sin)):
+        check(name, table, (batch, count, dim // 2), FP32, "make it with law.rope_tables")
+
+
+decode_attention = launcher(decode_attention_kernel, check_operands)

@@ -16,11 +16,18 @@ def rms_norm(x: Array, gamma: Array, eps: float = 1e-6) -> Array:
 
 
 def decode_mlp(x: Array, gamma: Array, weights: tuple[Array, Array, Array], eps: float = 1e-6) -> Array:
-    """A rank's part of the MLP for rows (R, E): gate and up are (I, E), down (E, I), as in a checkpoint."""
+    """A rank's partial sum of the MLP for rows (R, E): gate and up are (I, E), down (E, I), as in a checkpoint."""
     gate, up, down = weights
     normed = rms_norm(x, gamma, eps)
     gated = normed @ gate.T
     return gated / (1 + np.exp(-gated)) * (normed @ up.T) @ down.T
+
+
+def rope_tables(positions: Array, dim: int, theta: float = 1e6) -> tuple[Array, Array]:
+    """cos and sin (B, N, D / 2) of position / theta^(2i / D), in fp32 as the model computes them."""
+    inverse = np.array([theta ** (-2 * i / dim) for i in range(dim // 2)], np.float32)
+    angles = np.asarray(positions)[..., None].astype(np.float32) * inverse
+    return np.cos(angles), np.sin(angles)
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
@@ -37,12 +44,12 @@ def decode_attention(
     cache: tuple[Array, Array],
     positions: Array,
 ) -> Array:
-    """A rank's part of attention for rows (B, N, E); writes keys and values (B, G, S, D) first, in place.
+    """A rank's partial sum of attention for rows (B, N, E); writes keys and values (B, G, S, D) first, in place.
 
     norms are gamma (E,) and those of keys and queries (D,); weights q, k, v (heads * D, E) and out (E, H * D).
     """
     normed, dim = rms_norm(x, norms[0]), norms[1].shape[0]
     q, k, v = ((normed @ w.T).reshape(*x.shape[:2], -1, dim).swapaxes(1, 2) for w in weights[:3])
     k, q = rotate(rms_norm(k, norms[1]), *angles), rotate(rms_norm(q, norms[2]), *angles)
-    out, _ = verify_attention(q, (k, v), cache, positions)
+    out = verify_attention(q, (k, v), cache, positions)
     return out.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ weights[3].T

@@ -1,22 +1,25 @@
-"""Coupled sampling on a vocabulary shard: each row's best perturbed logit and the id that has it.
+"""Coupled sampling on a vocabulary shard: each row's largest perturbed logit and its token id.
 
 value[r] = max_i logits[r, i] / T[r] + noise[r, i] over ids with logits[r, i] >= floor[r];  id[r] the smallest such id
 
-A row with T = 0 takes the best logit, without noise. `floor` carries top-k, top-p and min-p over the whole
-vocabulary (filter_floor.py); the lowest fp32 number switches it off. The draft draws with the same kernel and
-noise. Shards and cores are merged by accept_drafts.py.
+R <= 128 rows, V ids of the shard. A row with T = 0 takes the largest logit, without noise. `floor` carries top-k, top-p
+and min-p over the whole vocabulary (filter_floor.py); the lowest fp32 number disables it. The draft samples with the
+same kernel and noise. accept_drafts.py merges shards and cores. A row's bits do not depend on other rows.
 
 Layouts: logits (R, V) fp32 or bf16, noise (R, V) fp32, temperature and floor (R, 1) fp32, start (1, 1) int32, the
-shard's first id; values (cores, R) fp32, ids (cores, R) int32. R <= 128.
-Source: Daliri, Musco, Suresh, arXiv 2408.07978. Cost: five passes over V (roofline.coupled_sample).
+shard's first id; values (cores, R) fp32, ids (cores, R) int32: a core's half of the columns is a shard too.
+Cost: five passes over V (roofline.coupled_sample). Source: Daliri, Musco, Suresh, arXiv 2408.07978. Launched by every
+step and prompt.
 """
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+import numpy as np
 
-from nki_kernels.sampling.best import best_column, best_of_chunks, over_parts
-from nki_kernels.sampling.rows import chunks, for_all, load, part_starts, per_row, store_per_row, tiling
+from nki_kernels.checks import FP32, INT32, check, check_logits, launcher, refuse
+from nki_kernels.sampling.argmax import argmax_of_chunks, argmax_of_columns, argmax_of_parts
+from nki_kernels.sampling.vocab_tiling import chunks, for_all, load, part_starts, per_row, store_per_row, vocab_tiling
 from nki_kernels.tiles import LOWEST, this_core
 
 LARGEST_CHUNK = 2048
@@ -38,11 +41,11 @@ def scores(logits_PW, noise_PW, inverse_P1, noisy_P1, floor_P1):
     """logits / T + noise, and LOWEST where a logit is below the floor: fp32 (P, W)."""
     shape = noise_PW.shape
     scores_PW, removed_PW = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
-    kept_PW = nl.ndarray(shape, nl.float32)
-    nisa.activation(dst=kept_PW, op=nl.copy, data=noise_PW, scale=noisy_P1)
+    scaled_PW = nl.ndarray(shape, nl.float32)
+    nisa.activation(dst=scaled_PW, op=nl.copy, data=noise_PW, scale=noisy_P1)
     nisa.tensor_scalar(dst=removed_PW, data=logits_PW, op0=nl.less, operand0=floor_P1, op1=nl.multiply, operand1=LOWEST)
     nisa.scalar_tensor_tensor(
-        dst=scores_PW, data=logits_PW, op0=nl.multiply, operand0=inverse_P1, op1=nl.add, operand1=kept_PW
+        dst=scores_PW, data=logits_PW, op0=nl.multiply, operand0=inverse_P1, op1=nl.add, operand1=scaled_PW
     )
     nisa.tensor_tensor(dst=scores_PW, data1=scores_PW, data2=removed_PW, op=nl.add)
     return scores_PW
@@ -50,29 +53,43 @@ def scores(logits_PW, noise_PW, inverse_P1, noisy_P1, floor_P1):
 
 @nki.jit
 def coupled_sample_kernel(logits, noise, temperature, floor, start):
-    """Values (cores, R) fp32 and ids (cores, R) int32 of this shard's best; a core's half is a shard of its own."""
+    """values and ids."""
     rows = logits.shape[0]
     core, cores = this_core()
     values = nl.ndarray((cores, rows), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((cores, rows), dtype=nl.int32, buffer=nl.shared_hbm)
-    t = tiling(rows, logits.shape[1])
-    spans = chunks(t, LARGEST_CHUNK)
-    ahead = (load(t, logits, spans[0], LOWEST), load(t, noise, spans[0], 0.0))
+    t = vocab_tiling(rows, logits.shape[1])
+    sizes = chunks(t, LARGEST_CHUNK)
+    ahead = (load(t, logits, sizes[0], LOWEST), load(t, noise, sizes[0], 0.0))
     inverse_P1, noisy_P1 = scales(per_row(t, temperature, 1))
     floor_P1, base_P1 = per_row(t, floor, 1), nl.ndarray((t.partitions(), 1), nl.float32)
     nisa.tensor_tensor(dst=base_P1, data1=part_starts(t, 1), data2=for_all(t, start), op=nl.add)
-    bests = []
-    for i in range(len(spans)):
+    maxima = []
+    for i in range(len(sizes)):
         loaded = ahead
-        if i + 1 < len(spans):
-            ahead = (load(t, logits, spans[i + 1], LOWEST), load(t, noise, spans[i + 1], 0.0))
-        value_P1, id_P1 = best_column(scores(loaded[0], loaded[1], inverse_P1, noisy_P1, floor_P1))
-        nisa.tensor_scalar(dst=id_P1, data=id_P1, op0=nl.add, operand0=float(spans[i][0]), op1=nl.add, operand1=base_P1)
-        bests.append((value_P1, id_P1))
-    best = best_of_chunks(bests)
-    value_1R, id_1R = over_parts(t, best[0], best[1])
-    whole_1R = nl.ndarray((1, rows), dtype=nl.int32)
-    nisa.tensor_copy(dst=whole_1R, src=id_1R)
+        if i + 1 < len(sizes):
+            ahead = (load(t, logits, sizes[i + 1], LOWEST), load(t, noise, sizes[i + 1], 0.0))
+        value_P1, id_P1 = argmax_of_columns(scores(loaded[0], loaded[1], inverse_P1, noisy_P1, floor_P1))
+        nisa.tensor_scalar(dst=id_P1, data=id_P1, op0=nl.add, operand0=float(sizes[i][0]), op1=nl.add, operand1=base_P1)
+        maxima.append((value_P1, id_P1))
+    best = argmax_of_chunks(maxima)
+    value_1R, id_1R = argmax_of_parts(t, best[0], best[1])
+    int_id_1R = nl.ndarray((1, rows), dtype=nl.int32)
+    nisa.tensor_copy(dst=int_id_1R, src=id_1R)
     store_per_row(values, core, value_1R)
-    store_per_row(ids, core, whole_1R)
+    store_per_row(ids, core, int_id_1R)
     return values, ids
+
+
+def check_operands(logits, noise, temperature, floor, start):
+    """Refuse operands that the kernel cannot serve."""
+    rows, columns = check_logits(logits)
+    check("noise", noise, (rows, columns), FP32)
+    check("temperature", temperature, (rows, 1), FP32)
+    check("floor", floor, (rows, 1), FP32)
+    check("start", start, (1, 1), INT32)
+    good = (np.asarray(temperature) >= 0).all()
+    refuse(not good, "a temperature is negative or NaN, 0 or more is needed: pass 0 for greedy rows")
+
+
+coupled_sample = launcher(coupled_sample_kernel, check_operands)

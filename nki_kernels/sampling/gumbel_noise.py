@@ -3,29 +3,29 @@
 noise[r, i] = -log(-log u),  u = (top 23 bits of word id % 2 + 1/2) / 2^23,  id = start + i
 words = Threefry-2x32(key = seed of r, counter = (id // 2, position of r + domain * 2^24))
 
-Layouts: seeds (R, 2) int32, positions (R, 1) int32, start (1, 1) int32; noise (R, V) fp32. It does not depend on
-logits: one launch serves the draws of draft and target at all positions of a step, off the path of the logits.
-Spec: docs/sampling.md. Cost: about 80 passes of the Vector Engine over V / 2 (roofline.gumbel_noise).
+R <= 128 rows, V = `columns` ids of a shard from `start` on. Noise does not depend on logits: one launch serves the
+samples of draft and target at all positions of a step, off the path of the logits. A row's noise depends on its seed,
+position and ids only.
+
+Layouts: seeds (R, 2), positions (R, 1) and start (1, 1) int32, columns and domain compile-time integers; noise (R, V)
+fp32. Two cores take half of the columns each.
+Cost: about 80 passes of the Vector Engine over V / 2 (roofline.gumbel_noise). Source: Salmon, Moraes, Dror, Shaw, SC
+2011; docs/sampling.md. Launched by every step and prompt.
 """
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
+import numpy as np
 
-from nki_kernels.sampling.rows import chunks, for_all, part_starts, per_row, store, tiling
+from nki_kernels.checks import INT32, check, check_row_count, check_vocabulary, launcher, refuse
 from nki_kernels.sampling.threefry import schedule, threefry
+from nki_kernels.sampling.vocab_tiling import chunks, for_all, part_starts, per_row, store, vocab_tiling
 
 # keeps this noise apart from any other use of the same (seed, position, id)
 GUMBEL_DOMAIN = 0
 DOMAIN_SHIFT = 24
 LARGEST_CHUNK = 1536
-
-
-def counters(positions_P1, domain):
-    """The second counter word of each partition: position + domain * 2^24, uint32 (P, 1, 1)."""
-    counter_P11, bits = nl.ndarray((positions_P1.shape[0], 1, 1), dtype=nl.uint32), positions_P1.view(nl.uint32)
-    nisa.tensor_scalar(dst=counter_P11, data=bits, op0=nl.bitwise_or, operand0=domain << DOMAIN_SHIFT)
-    return counter_P11
 
 
 def pairs(t, pair_start_P1, chunk):
@@ -60,12 +60,14 @@ def gumbel(bits_PW, shape):
 
 @nki.jit
 def gumbel_noise_kernel(seeds, positions, start, columns, domain):
-    """Noise (R, columns) fp32 of R <= 128 rows; columns and domain are compile-time integers."""
+    """Noise (R, columns) fp32."""
     rows = seeds.shape[0]
     noise = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-    t = tiling(rows, columns)
+    t = vocab_tiling(rows, columns)
     key_P2 = per_row(t, seeds, 2)
-    second_P11 = counters(per_row(t, positions, 1), domain)
+    # the second counter word: position + domain * 2^24
+    second_P11, bits = nl.ndarray((t.partitions(), 1, 1), dtype=nl.uint32), per_row(t, positions, 1).view(nl.uint32)
+    nisa.tensor_scalar(dst=second_P11, data=bits, op0=nl.bitwise_or, operand0=domain << DOMAIN_SHIFT)
     start_P1, column = for_all(t, start), (t.partitions(), 1)
     odd_P1, pair_start_P1 = nl.ndarray(column, dtype=nl.int32), nl.ndarray(column, dtype=nl.float32)
     pair_P1 = nl.ndarray(column, dtype=nl.int32)
@@ -78,3 +80,22 @@ def gumbel_noise_kernel(seeds, positions, start, columns, domain):
         bits_PW = uniform_bits(words, chunk[1], odd_P1[0:1, 0:1])
         store(t, noise, chunk, gumbel(bits_PW, (t.partitions(), chunk[1])))
     return noise
+
+
+def check_operands(seeds, positions, start, columns, domain):
+    """Refuse operands that the kernel cannot serve."""
+    rows, largest = seeds.shape[0], (1 << DOMAIN_SHIFT) - 1
+    check_row_count(rows)
+    check("seeds", seeds, (rows, 2), INT32)
+    check("positions", positions, (rows, 1), INT32)
+    check("start", start, (1, 1), INT32)
+    check_vocabulary(columns)
+    low, high = np.asarray(positions).min(), np.asarray(positions).max()
+    refuse(
+        low < 0 or high > largest,
+        f"positions run from {low} to {high}, 0 to {largest} have noise: end the sequence before",
+    )
+    refuse(not 0 <= domain < 1 << 6, f"the domain is {domain}, 0 to 63 exist: pass 0, the model's")
+
+
+gumbel_noise = launcher(gumbel_noise_kernel, check_operands)

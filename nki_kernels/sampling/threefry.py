@@ -51,27 +51,21 @@ def column(word):
     return halves_P2
 
 
-def add_column(first, second):
+def add_column(words, column_P2):
     """The sum of words and a column."""
-    sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
+    sums = nl.ndarray((words.shape[0], words.shape[1], 2), dtype=nl.int32)
     for i in range(2):
-        nisa.tensor_scalar(dst=sums[:, :, i], data=halves(first)[:, :, i], op0=nl.add, operand0=second[:, i : i + 1])
+        half = halves(words)[:, :, i]
+        nisa.tensor_scalar(dst=sums[:, :, i], data=half, op0=nl.add, operand0=column_P2[:, i : i + 1])
     return carry(sums, 2)
 
 
-def add_all(first, second, third):
+def add_all(first, column_P2, third):
     """The sum of words, a column and words: an injection and the round after it in one."""
     sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
     for i in range(2):
-        from_first, from_third = halves(first)[:, :, i], halves(third)[:, :, i]
-        nisa.scalar_tensor_tensor(
-            dst=sums[:, :, i],
-            data=from_first,
-            op0=nl.add,
-            operand0=second[:, i : i + 1],
-            op1=nl.add,
-            operand1=from_third,
-        )
+        a, b, c = halves(first)[:, :, i], column_P2[:, i : i + 1], halves(third)[:, :, i]
+        nisa.scalar_tensor_tensor(dst=sums[:, :, i], data=a, op0=nl.add, operand0=b, op1=nl.add, operand1=c)
     return carry(sums, 3)
 
 

@@ -114,7 +114,7 @@ def start(
     operands = tuple(Operand(n, "out" if n.startswith("d") else "in", spaces=DMA, dtypes=ANY) for n in names)
     work: dict[str, object] = {"bytes": 0, "rows": 1, "row_bytes": 0, "dge": "none", "transpose": False,
                                "issuer": "gpsimd", "collective": op}  # fmt: skip
-    card = Card(op, ("dma",), operands, _body, work=lambda call: work | {"cores": call.args["cores"]})
+    card = Card(op, ("dma",), operands, work=lambda call: work | {"cores": call.args["cores"]})
     call = Call(current(op), card, {"cores": 1}, "dma")
     spaces = set()
     for name, tensor in zip(names, dsts + srcs, strict=False):
@@ -153,14 +153,16 @@ def one_hbm(call: Call) -> None:
             call.refuse(WrongArgument, side, "are in shared_hbm on one core", way)
 
 
-def _body(**_: Any) -> None:
-    """Ranks exchange data; there is no arithmetic body."""
-
-
 def pairs(call: Call) -> list[tuple[str, str]]:
     """Return the names of each source with its destination."""
-    count = len(call.tensors) // 2
-    return [(f"srcs[{i}]", f"dsts[{i}]") for i in range(count)]
+    return [(f"srcs[{i}]", f"dsts[{i}]") for i in range(len(call.tensors) // 2)]
+
+
+def gathered(call: Call, group: ReplicaGroup) -> tuple[list[int], list[tuple[str, str, list[Array]]]]:
+    """Exchange all sources; return the ring and, per pair, (source, destination, every rank's array in its order)."""
+    ring, names = ring_of(call.core, call.card.op, group), pairs(call)
+    got = meet(call, ring, [take(call, src) for src, _ in names])
+    return ring, [(src, dst, [got[rank][i] for rank in ring]) for i, (src, dst) in enumerate(names)]
 
 
 def take(call: Call, operand: str) -> Array:

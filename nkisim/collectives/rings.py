@@ -16,6 +16,11 @@ from nkisim.isa.tokens import Token
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import VirtualRegister
 
+__all__ = [
+    "collective_permute", "collective_permute_implicit", "collective_permute_implicit_current_processing_rank_id",
+    "collective_permute_implicit_reduce", "rank_id",
+]  # fmt: skip
+
 
 def collective_permute(
     srcs: Sequence[NkiTensor],

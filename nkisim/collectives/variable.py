@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,11 @@ from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
+
+__all__ = [
+    "all_gather_v", "all_gather_v_prepare", "all_gather_v_trigger",
+    "all_to_all_v", "all_to_all_v_prepare", "all_to_all_v_trigger",
+]  # fmt: skip
 
 
 def _variable(op: str, call: Call, group: ReplicaGroup, metadata: NkiTensor, flags: tuple[bool, bool]) -> Any:
@@ -82,21 +87,10 @@ class _Prepared:
     how: tuple[Any, ...]
 
 
-def _opened(
-    op: str, tensors: tuple[Any, Any], group: ReplicaGroup, metadata: NkiTensor, rest: tuple[bool, bool, int | None]
-) -> tuple[Call, tuple[Any, ...]]:
-    """Check the operands and read the metadata."""
-    call = start(op, tensors[0], tensors[1], rest[2], one=True)
-    only_hbm(call)
-    if call.core.policy.traced and rest[1] and op == "all_to_all_v":
-        text = f"{op}: has_rdispls works between nodes only (0.7); these ranks are taken for ranks of as many nodes"
-        call.core.warn(f"{op} has_rdispls", text, NkiSimWarning)
-    return call, (*_variable(op, call, group, metadata, rest[:2]), *rest[:2])
-
-
-def _exchange(call: Call, how: tuple[Any, ...], gathers: bool, name: str | None) -> NkiInstruction:
+def _exchange(call: Call, how: tuple[Any, ...], name: str | None) -> NkiInstruction:
     """Send one chunk to everybody, or one to each rank; place those that arrive."""
     ring, flat = how[:2]
+    gathers = call.card.op == "all_gather_v"
     mine = [_chunk(call, int(flat[0, i]), int(flat[1, i])) for i in range(1 if gathers else len(ring))]
     got = meet(call, ring, mine)
     at = 0 if gathers else ring.index(call.core.rank)
@@ -112,7 +106,7 @@ def _prepare(op: str, how: tuple[Any, ...], tensors: tuple[Any, Any], name: str 
         raise LoopMisuse(title, None, found, f"call {core.prepared.op}_trigger first, prepares share one slot")
     operand = Operand("metadata_tensor", "in", spaces=DMA, dtypes=ANY)
     work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "register"}
-    card = Card(title, ("sync",), (operand,), _body, work=lambda _: work)
+    card = Card(title, ("sync",), (operand,), work=lambda _: work)
     call = Call(core, card, {"name": name}, "sync", {"metadata_tensor": how[2]})
     if core.recording:
         doubts.doubt(call, "the trigger has the time of the whole collective", "how much of it the metadata takes")
@@ -121,92 +115,49 @@ def _prepare(op: str, how: tuple[Any, ...], tensors: tuple[Any, Any], name: str 
     return instruction
 
 
-def _body(**_: Any) -> None:
-    """Metadata has no arithmetic body."""
+def _collective(op: str, text: str, prepares: bool = False) -> Callable[..., NkiInstruction]:
+    """Return the function of a collective, or of its first half."""
+
+    def collective(
+        srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor], replica_group: ReplicaGroup, metadata_tensor: NkiTensor,
+        recv_counts_known: bool = False, has_rdispls: bool = False, priority: int | None = None,
+        name: str | None = None,
+    ) -> NkiInstruction:  # fmt: skip
+        if prepares:
+            since(f"{op}_prepare", f"use {op}")
+        call, flags = start(op, srcs, dsts, priority, one=True), (recv_counts_known, has_rdispls)
+        only_hbm(call)
+        if call.core.policy.traced and has_rdispls and op == "all_to_all_v":
+            found = f"{op}: has_rdispls works between nodes only (0.7); each rank here stands for a node"
+            call.core.warn(f"{op} has_rdispls", found, NkiSimWarning)
+        how = (*_variable(op, call, replica_group, metadata_tensor, flags), *flags)
+        return _prepare(op, how, (srcs, dsts), name) if prepares else _exchange(call, how, name)
+
+    collective.__name__ = collective.__qualname__ = f"{op}_prepare" if prepares else op
+    collective.__doc__ = f"{text}; see the manual for the metadata rows."
+    return collective
 
 
-def _trigger(op: str, prepare_instr: NkiInstruction, name: str | None) -> NkiInstruction:
-    title = f"{op}_trigger"
-    core = since(title, f"use {op}")
-    waiting = core.prepared
-    if waiting is None or waiting.instruction is not prepare_instr or waiting.op != op:
-        found = "is no prepare that waits" if waiting is None else f"is not the {waiting.op}_prepare that waits"
-        raise LoopMisuse(title, "prepare_instr", found, f"pass what {op}_prepare returned, once")
-    core.prepared, (srcs, dsts) = None, waiting.tensors
-    return _exchange(start(op, srcs, dsts, None, one=True), waiting.how, op == "all_gather_v", name)
+def _trigger(op: str, text: str) -> Callable[..., NkiInstruction]:
+    """Return the function of a split collective's second half."""
+
+    def trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
+        core = since(f"{op}_trigger", f"use {op}")
+        waiting = core.prepared
+        if waiting is None or waiting.instruction is not prepare_instr or waiting.op != op:
+            found = "is no prepare that waits" if waiting is None else f"is not the {waiting.op}_prepare that waits"
+            raise LoopMisuse(f"{op}_trigger", "prepare_instr", found, f"pass what {op}_prepare returned, once")
+        core.prepared, (srcs, dsts) = None, waiting.tensors
+        return _exchange(start(op, srcs, dsts, None, one=True), waiting.how, name)
+
+    trigger.__name__ = trigger.__qualname__ = f"{op}_trigger"
+    trigger.__doc__ = text
+    return trigger
 
 
-def all_gather_v(
-    srcs: Sequence[NkiTensor],
-    dsts: Sequence[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Gather one chunk of run-time length per rank; see the manual for the metadata rows."""
-    flags = (recv_counts_known, has_rdispls, priority)
-    call, how = _opened("all_gather_v", (srcs, dsts), replica_group, metadata_tensor, flags)
-    return _exchange(call, how, True, name)
-
-
-def all_to_all_v(
-    srcs: Sequence[NkiTensor],
-    dsts: Sequence[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Send chunks of run-time length to every rank; see the manual for the metadata rows."""
-    flags = (recv_counts_known, has_rdispls, priority)
-    call, how = _opened("all_to_all_v", (srcs, dsts), replica_group, metadata_tensor, flags)
-    return _exchange(call, how, False, name)
-
-
-def all_gather_v_prepare(
-    srcs: Sequence[NkiTensor],
-    dsts: Sequence[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Begin a split all_gather_v: read the metadata; `srcs` may be filled until the trigger."""
-    since("all_gather_v_prepare", "use all_gather_v")
-    flags = (recv_counts_known, has_rdispls, priority)
-    _, how = _opened("all_gather_v", (srcs, dsts), replica_group, metadata_tensor, flags)
-    return _prepare("all_gather_v", how, (srcs, dsts), name)
-
-
-def all_to_all_v_prepare(
-    srcs: Sequence[NkiTensor],
-    dsts: Sequence[NkiTensor],
-    replica_group: ReplicaGroup,
-    metadata_tensor: NkiTensor,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
-    """Begin a split all_to_all_v: read the metadata; `srcs` may be filled until the trigger."""
-    since("all_to_all_v_prepare", "use all_to_all_v")
-    flags = (recv_counts_known, has_rdispls, priority)
-    _, how = _opened("all_to_all_v", (srcs, dsts), replica_group, metadata_tensor, flags)
-    return _prepare("all_to_all_v", how, (srcs, dsts), name)
-
-
-def all_gather_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
-    """Complete a split all_gather_v: read srcs and write dsts."""
-    return _trigger("all_gather_v", prepare_instr, name)
-
-
-def all_to_all_v_trigger(prepare_instr: NkiInstruction, name: str | None = None) -> NkiInstruction:
-    """Complete a split all_to_all_v: read srcs and write dsts."""
-    return _trigger("all_to_all_v", prepare_instr, name)
+all_gather_v = _collective("all_gather_v", "Gather one chunk of run-time length per rank")
+all_to_all_v = _collective("all_to_all_v", "Send chunks of run-time length to every rank")
+all_gather_v_prepare = _collective("all_gather_v", "Read the metadata; srcs may be filled until the trigger", True)
+all_to_all_v_prepare = _collective("all_to_all_v", "Read the metadata; srcs may be filled until the trigger", True)
+all_gather_v_trigger = _trigger("all_gather_v", "Complete a split all_gather_v: read srcs and write dsts.")
+all_to_all_v_trigger = _trigger("all_to_all_v", "Complete a split all_to_all_v: read srcs and write dsts.")

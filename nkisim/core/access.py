@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -81,17 +82,26 @@ def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
     core.warn("unwritten read", f"{fault}; NaN (integers: {INT_SENTINEL}) is read instead", Relaxed)
 
 
-def inherit(core: Core, tensor: NkiTensor) -> None:
-    """Mark the results of unwritten elements as unwritten: floats by their NaN, others by their place."""
+def propagate_unwritten(core: Core, tensor: NkiTensor) -> None:
+    """Mark the results of unwritten elements as unwritten: floats by their NaN, others by the operand's elements."""
     target = tensor._numpy()
     if INFO[tensor.dtype].kind == "float":
         missing: Flags = np.isnan(to_fp32(target))
     else:
-        alike = [m.reshape(target.shape) for m in core.unwritten if m.size == target.size]
-        missing = np.any(alike, axis=0) if alike else np.zeros(target.shape, np.bool_)
+        missing = np.any([_reached(mask, target.shape) for mask in core.unwritten], axis=0)
     if missing.any():
         marked(tensor._storage)
         tensor._written_marks()[missing] = UNWRITTEN
+
+
+def _reached(mask: Flags, shape: tuple[int, ...]) -> Flags:
+    """The results that unwritten elements of an operand may reach: by place, else by partition, else all."""
+    if mask.size == math.prod(shape):
+        return mask.reshape(shape)
+    rows = mask.reshape(len(mask), -1).any(axis=1)
+    if len(mask) != shape[0]:
+        rows = np.full(shape[0], rows.any())
+    return np.broadcast_to(rows.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
 def marked(storage: Storage) -> None:
@@ -129,7 +139,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
     mark(core, tensor)
     store(target, values, tensor.dtype, tensor._storage.precise)
     if core.unwritten:
-        inherit(core, tensor)
+        propagate_unwritten(core, tensor)
 
 
 def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
@@ -179,7 +189,7 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
         marks = tensor._written_marks()
         marks[where] = WRITTEN_MARK[marks.itemsize]
     if core.unwritten:
-        inherit(core, tensor)
+        propagate_unwritten(core, tensor)
 
 
 def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:

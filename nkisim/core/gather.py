@@ -101,4 +101,4 @@ def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> Non
         marks = rows.all._marks(storage.mask)
         marks[picked] = access.WRITTEN_MARK[marks.itemsize]
     if core.unwritten:
-        access.inherit(core, rows.all)
+        access.propagate_unwritten(core, rows.all)

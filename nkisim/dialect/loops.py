@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nkisim.dialect.names import NAME_RULES, SCALAR_OPERATORS, is_register
-from nkisim.dialect.rules import SYNTAX_RULES, WARNING, Rule, Scope, words
+from nkisim.dialect.rules import SYNTAX_RULES, WARNING, Rule, Scope, is_none, words
 
 LOOP_CALLS = frozenset({"fori_loop", "while_loop"})
 
@@ -20,28 +20,19 @@ def _member(node: ast.AST, scope: Scope) -> str:
     return name.split(".")[-1] if name.startswith("nki.") else ""
 
 
-def _dynamic_for(node: ast.AST, scope: Scope) -> bool:
-    return isinstance(node, ast.For) and _member(node.iter, scope) == "dynamic_range"
-
-
-def _dynamic_while(node: ast.AST, scope: Scope) -> bool:
-    return isinstance(node, ast.While) and is_register(node.test, scope)
-
-
-def register_condition(node: ast.AST, scope: Scope) -> bool:
+def register_condition(node: ast.If | ast.IfExp | ast.Call, scope: Scope) -> bool:
     """`if reg:`, `reg and x`, `int(reg)`, `range(reg)`."""
-    if isinstance(node, (ast.If, ast.IfExp)):
+    if not isinstance(node, ast.Call):
         return any(is_register(part, scope) for part in ast.walk(node.test))
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-        return False
-    if node.func.id not in ("int", "bool", "float", "range"):
-        return False
-    return any(is_register(a, scope) for a in node.args)
+    converts = isinstance(node.func, ast.Name) and node.func.id in ("int", "bool", "float", "range")
+    return converts and any(is_register(a, scope) for a in node.args)
 
 
 def deprecated_loop(node: ast.AST, scope: Scope) -> bool:
     """`for i in nl.dynamic_range(...)` and `while reg`."""
-    return _dynamic_for(node, scope) or _dynamic_while(node, scope)
+    if isinstance(node, ast.For):
+        return _member(node.iter, scope) == "dynamic_range"
+    return isinstance(node, ast.While) and is_register(node.test, scope)
 
 
 def _leaves(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -57,15 +48,14 @@ def _leaves(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _leaves(getattr(statement, "orelse", []))
 
 
-def leaves_loop(node: ast.AST, scope: Scope) -> bool:
+def leaves_loop(node: ast.For | ast.While, scope: Scope) -> bool:
     """return, break or continue inside a loop that runs on the device."""
-    loop = _dynamic_for(node, scope) or _dynamic_while(node, scope)
-    return loop and isinstance(node, (ast.For, ast.While)) and any(_leaves(node.body))
+    return deprecated_loop(node, scope) and any(_leaves(node.body))
 
 
-def _body(node: ast.AST, scope: Scope, loop: str, position: int) -> ast.FunctionDef | None:
+def _body(node: ast.Call, scope: Scope, loop: str, position: int) -> ast.FunctionDef | None:
     """The function passed as the body of fori_loop or while_loop, if it can be seen."""
-    if not isinstance(node, ast.Call) or _member(node, scope) != loop:
+    if _member(node, scope) != loop:
         return None
     given = [k.value for k in node.keywords if k.arg == "body_fun"]
     given += node.args[position : position + 1]
@@ -79,26 +69,22 @@ def _body(node: ast.AST, scope: Scope, loop: str, position: int) -> ast.Function
 
 def _returns(body: ast.FunctionDef) -> list[ast.Return]:
     own = [n for n in ast.walk(body) if isinstance(n, ast.Return)]
-    return [r for r in own if r.value is not None and not _is_none(r.value)]
+    return [r for r in own if r.value is not None and not is_none(r.value)]
 
 
-def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
-
-
-def fori_returns(node: ast.AST, scope: Scope) -> bool:
+def fori_returns(node: ast.Call, scope: Scope) -> bool:
     """The body of fori_loop returns a value."""
     body = _body(node, scope, "fori_loop", 2)
     return body is not None and bool(_returns(body))
 
 
-def while_returns_nothing(node: ast.AST, scope: Scope) -> bool:
+def while_returns_nothing(node: ast.Call, scope: Scope) -> bool:
     """The body of while_loop does not return the next condition."""
     body = _body(node, scope, "while_loop", 1)
     return body is not None and not _returns(body)
 
 
-def loop_variable_arithmetic(node: ast.AST, scope: Scope) -> bool:
+def loop_variable_arithmetic(node: ast.Call, scope: Scope) -> bool:
     """Python arithmetic on the loop variable of fori_loop."""
     body = _body(node, scope, "fori_loop", 2)
     if body is None or not body.args.args:
@@ -112,10 +98,8 @@ def loop_variable_arithmetic(node: ast.AST, scope: Scope) -> bool:
     return any(isinstance(s, ast.Name) and s.id == name for s in sides)
 
 
-def loop_in_no_reorder(node: ast.AST, scope: Scope) -> bool:
+def loop_in_no_reorder(node: ast.With, scope: Scope) -> bool:
     """A loop that runs on the device inside nl.no_reorder()."""
-    if not isinstance(node, ast.With):
-        return False
     if not any(_member(i.context_expr, scope) == "no_reorder" for i in node.items):
         return False
     inner = [n for statement in node.body for n in ast.walk(statement)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 
-from nkisim.dialect.rules import WARNING, Rule, Scope, words
-from nkisim.dialect.source import is_jit, resolve_chain
+from nkisim.dialect.rules import WARNING, Rule, Scope, Test, words
+from nkisim.dialect.source import Definition, is_jit, resolve_chain
 from nkisim.versions import names
 
 BUILTINS = words(
@@ -37,9 +37,9 @@ def is_register(node: ast.AST, scope: Scope) -> bool:
     return isinstance(node, ast.Name) and node.id in scope.registers
 
 
-def matmul_operator(node: ast.AST, _scope: Scope) -> bool:
+def matmul_operator(node: ast.BinOp | ast.AugAssign, _scope: Scope) -> bool:
     """`a @ b`."""
-    return isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.MatMult)
+    return isinstance(node.op, ast.MatMult)
 
 
 def tensor_operator(node: ast.AST, scope: Scope) -> bool:
@@ -57,58 +57,48 @@ def _device_call(node: ast.AST, scope: Scope) -> bool:
     return isinstance(node, ast.Call) and scope.dotted(node.func).startswith("nki.isa.")
 
 
-def _tensor_store(node: ast.AST, scope: Scope) -> bool:
-    return isinstance(node, ast.Assign) and any(
-        isinstance(t, ast.Subscript) and is_tensor(t, scope) for t in node.targets
-    )
+def _tensor_store(node: ast.Assign, scope: Scope) -> bool:
+    return any(isinstance(t, ast.Subscript) and is_tensor(t, scope) for t in node.targets)
 
 
-def store_call(node: ast.AST, scope: Scope) -> bool:
+def store_call(node: ast.Assign, scope: Scope) -> bool:
     """`x[...] = nisa.f(...)`."""
-    return _tensor_store(node, scope) and _device_call(getattr(node, "value", node), scope)
+    return _tensor_store(node, scope) and _device_call(node.value, scope)
 
 
-def store_value(node: ast.AST, scope: Scope) -> bool:
+def store_value(node: ast.Assign, scope: Scope) -> bool:
     """`x[...] = value`."""
-    return _tensor_store(node, scope) and not _device_call(getattr(node, "value", node), scope)
+    return _tensor_store(node, scope) and not _device_call(node.value, scope)
 
 
-def unlisted_builtin(node: ast.AST, scope: Scope) -> bool:
+def unlisted_builtin(node: ast.Call, scope: Scope) -> bool:
     """A call of a Python builtin that kernels do not have."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+    if not isinstance(node.func, ast.Name):
         return False
     name = node.func.id
     known = name in scope.bound or name in scope.module.imports or name in scope.module.definitions
     return not known and hasattr(builtins, name) and name not in BUILTINS
 
 
-def unlisted_math(node: ast.AST, scope: Scope) -> bool:
+def unlisted_math(node: ast.Attribute, scope: Scope) -> bool:
     """A member of math that kernels do not have."""
-    name = scope.dotted(node) if isinstance(node, ast.Attribute) else ""
+    name = scope.dotted(node)
     return name.startswith("math.") and name.count(".") == 1 and name[5:] not in MATH
 
 
-def unlisted_method(node: ast.AST, scope: Scope) -> bool:
+def unlisted_method(node: ast.Call, scope: Scope) -> bool:
     """A list or dict method that kernels do not have."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+    if not (isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)):
         return False
     owner, method = node.func.value, node.func.attr
-    if not isinstance(owner, ast.Name):
-        return False
     if owner.id in scope.lists:
         return method not in LIST_METHODS
     return owner.id in scope.dicts and method not in DICT_METHODS
 
 
-def _decorators(node: ast.AST) -> list[ast.expr]:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return node.decorator_list
-    return []
-
-
-def other_decorator(node: ast.AST, scope: Scope) -> bool:
+def other_decorator(node: Definition, scope: Scope) -> bool:
     """A decorator other than staticmethod, dataclass and nki.jit."""
-    for decorator in _decorators(node):
+    for decorator in node.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
         name = scope.module.dotted(target) or ""
         if not (is_jit(scope.module, decorator) or name in DECORATORS):
@@ -116,104 +106,87 @@ def other_decorator(node: ast.AST, scope: Scope) -> bool:
     return False
 
 
-def jit_option(node: ast.AST, scope: Scope) -> bool:
-    """`@nki.jit(platform_target=...)`."""
-    options = [d for d in _decorators(node) if isinstance(d, ast.Call)]
-    jits = [d for d in options if is_jit(scope.module, d)]
-    return any(k.arg == "platform_target" for d in jits for k in d.keywords)
+def jit_option(name: str) -> Test:
+    """The test for `@nki.jit(name=...)`."""
+
+    def test(node: ast.FunctionDef, scope: Scope) -> bool:
+        options = [d for d in node.decorator_list if isinstance(d, ast.Call) and is_jit(scope.module, d)]
+        return any(k.arg == name for d in options for k in d.keywords)
+
+    return test
 
 
-def jit_mode(node: ast.AST, scope: Scope) -> bool:
-    """`@nki.jit(mode=...)`."""
-    options = [d for d in _decorators(node) if isinstance(d, ast.Call)]
-    jits = [d for d in options if is_jit(scope.module, d)]
-    return any(k.arg == "mode" for d in jits for k in d.keywords)
-
-
-def foreign_base(node: ast.AST, scope: Scope) -> bool:
+def foreign_base(node: ast.ClassDef, scope: Scope) -> bool:
     """A class that does not inherit from NKIObject, Enum or NamedTuple."""
-    if not isinstance(node, ast.ClassDef) or scope.in_function:
+    if scope.in_function:
         return False
     names = [(scope.module.dotted(base) or "").split(".")[-1] for base in node.bases]
     return not names or bool(node.keywords) or any(name not in BASES for name in names)
 
 
-def list_argument(node: ast.AST, scope: Scope) -> bool:
+def list_argument(node: ast.arguments, scope: Scope) -> bool:
     """A kernel parameter that is annotated or defaulted as a list."""
-    if not (scope.is_kernel and isinstance(node, ast.arguments)):
-        return False
-    names = [scope.module.dotted(_generic(a.annotation)) for a in node.args if a.annotation]
-    return any(isinstance(d, ast.List) for d in node.defaults) or any(
-        name in ("list", "List", "typing.List") for name in names
-    )
+    names = {scope.module.dotted(_generic(a.annotation)) for a in node.args if a.annotation}
+    lists = any(isinstance(d, ast.List) for d in node.defaults) or names & {"list", "List", "typing.List"}
+    return scope.is_kernel and bool(lists)
 
 
 def _generic(node: ast.AST) -> ast.AST:
     return node.value if isinstance(node, ast.Subscript) else node
 
 
-def raw_enum(node: ast.AST, scope: Scope) -> bool:
+def raw_enum(node: ast.Call, scope: Scope) -> bool:
     """`engine=2`."""
-    if not _device_call(node, scope) or not isinstance(node, ast.Call):
-        return False
     values = [k.value for k in node.keywords if k.arg in ENUM_KEYWORDS]
-    return any(isinstance(v, ast.Constant) and type(v.value) is int for v in values)
+    return _device_call(node, scope) and any(isinstance(v, ast.Constant) and type(v.value) is int for v in values)
 
 
-def string_buffer(node: ast.AST, scope: Scope) -> bool:
+def string_buffer(node: ast.Call, scope: Scope) -> bool:
     """`buffer="sbuf"`."""
-    if not (isinstance(node, ast.Call) and scope.dotted(node.func).startswith("nki.")):
-        return False
-    values = [k.value for k in node.keywords if k.arg == "buffer"]
+    values = [k.value for k in node.keywords if k.arg == "buffer" and scope.dotted(node.func).startswith("nki.")]
     return any(isinstance(v, ast.Constant) and isinstance(v.value, str) for v in values)
 
 
-def removed_keyword(node: ast.AST, scope: Scope) -> bool:
+def removed_keyword(node: ast.Call, scope: Scope) -> bool:
     """`nisa.f(..., mask=...)`."""
-    if not (isinstance(node, ast.Call) and scope.dotted(node.func).startswith("nki.")):
-        return False
-    return any(k.arg in REMOVED_KEYWORDS for k in node.keywords)
+    return scope.dotted(node.func).startswith("nki.") and any(k.arg in REMOVED_KEYWORDS for k in node.keywords)
 
 
-def removed_name(node: ast.AST, scope: Scope) -> bool:
+def removed_name(node: ast.Attribute | ast.Name, scope: Scope) -> bool:
     """`nl.arange`, `nl.par_dim` and others."""
-    if not isinstance(node, (ast.Attribute, ast.Name)):
-        return False
     name = scope.dotted(node)
     return name.startswith("nki.") and name.split(".")[-1] in REMOVED
 
 
-def newer_name(node: ast.AST, scope: Scope) -> bool:
+def newer_name(node: ast.Attribute | ast.Name, scope: Scope) -> bool:
     """`nl.tiles`, `nisa.scalar_load` and others."""
-    name = scope.dotted(node) if isinstance(node, (ast.Attribute, ast.Name)) else ""
+    name = scope.dotted(node)
     return name.startswith("nki.") and name in names("0.7") - names("0.6")
 
 
-def scalar_operator(node: ast.AST, scope: Scope) -> bool:
+def scalar_operator(node: ast.BinOp | ast.AugAssign, scope: Scope) -> bool:
     """`scalar // 2`."""
-    if not isinstance(node, (ast.BinOp, ast.AugAssign)) or isinstance(node.op, SCALAR_OPERATORS):
+    if isinstance(node.op, SCALAR_OPERATORS):
         return False
     sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     return any(isinstance(side, ast.Name) and side.id in scope.scalars for side in sides)
 
 
-def old_namespace(node: ast.AST, scope: Scope) -> bool:
+def old_namespace(node: ast.Name, scope: Scope) -> bool:
     """Anything from neuronxcc.nki."""
-    name = scope.dotted(node) if isinstance(node, ast.Name) else ""
+    name = scope.dotted(node)
     return name == "neuronxcc" or name.startswith(("neuronxcc.nki", "neuronxcc.starfish"))
 
 
-def kernel_in_kernel(node: ast.AST, scope: Scope) -> bool:
+def kernel_in_kernel(node: ast.Call, scope: Scope) -> bool:
     """A call of a function that is itself decorated with nki.jit."""
-    if not isinstance(node, ast.Call):
-        return False
     target = resolve_chain(scope.module, node.func)
-    return target is not None and any(is_jit(target[0], d) for d in _decorators(target[1]))
+    return target is not None and any(is_jit(target[0], d) for d in target[1].decorator_list)
 
 
-def private_return(node: ast.AST, scope: Scope) -> bool:
+def private_return(node: ast.Return, scope: Scope) -> bool:
     """A kernel returns a tensor that is not in shared_hbm."""
-    if not (scope.is_kernel and isinstance(node, ast.Return) and node.value is not None):
+    if not scope.is_kernel or node.value is None:
         return False
     parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
     return any(isinstance(p, ast.Name) and p.id in scope.private_outputs for p in parts)
@@ -243,9 +216,9 @@ NAME_RULES: tuple[Rule, ...] = (
     Rule("decorator", (ast.FunctionDef, ast.ClassDef), other_decorator,
          "the only decorators are staticmethod, dataclass and nki.jit; call the wrapper explicitly",
          "PF"),
-    Rule("jit-target", (ast.FunctionDef,), jit_option,
+    Rule("jit-target", (ast.FunctionDef,), jit_option("platform_target"),
          "jit(platform_target=...) raises; set NEURON_PLATFORM_TARGET_OVERRIDE", "MG 0.3"),
-    Rule("jit-mode", (ast.FunctionDef,), jit_mode,
+    Rule("jit-mode", (ast.FunctionDef,), jit_option("mode"),
          "jit(mode=...) is ignored; remove it, the arguments decide", "MG 0.3", WARNING, WARNING),
     Rule("class-base", (ast.ClassDef,), foreign_base,
          "a class used in a kernel inherits from nl.NKIObject, Enum or NamedTuple only", "LG"),

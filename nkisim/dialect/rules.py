@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from nkisim.dialect.source import Module
 from nkisim.versions import VERSIONS
@@ -50,7 +51,8 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-Test = Callable[[ast.AST, Scope], bool]
+# the node is of one of the rule's kinds
+Test = Callable[[Any, Scope], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,76 +78,67 @@ def always(_node: ast.AST, _scope: Scope) -> bool:
     return True
 
 
-def _none(node: ast.AST) -> bool:
+def is_none(node: ast.AST) -> bool:
+    """The constant None."""
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _identity(node: ast.AST) -> bool:
-    return isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+def _identity(node: ast.Compare) -> bool:
+    return any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
 
 
-def identity_with_none(node: ast.AST, _scope: Scope) -> bool:
+def identity_with_none(node: ast.Compare, _scope: Scope) -> bool:
     """`x is None`."""
-    return _identity(node) and isinstance(node, ast.Compare) and _none(node.comparators[-1])
+    return _identity(node) and is_none(node.comparators[-1])
 
 
-def identity(node: ast.AST, scope: Scope) -> bool:
+def identity(node: ast.Compare, scope: Scope) -> bool:
     """`x is y`."""
     return _identity(node) and not identity_with_none(node, scope)
 
 
-def compound_target(node: ast.AST, _scope: Scope) -> bool:
+def compound_target(node: ast.For, _scope: Scope) -> bool:
     """A loop variable that is not one name."""
-    return isinstance(node, ast.For) and not isinstance(node.target, ast.Name)
+    return not isinstance(node.target, ast.Name)
 
 
-def has_else(node: ast.AST, _scope: Scope) -> bool:
+def has_else(node: ast.For | ast.While, _scope: Scope) -> bool:
     """A loop with an else part."""
-    return isinstance(node, (ast.For, ast.While)) and bool(node.orelse)
+    return bool(node.orelse)
 
 
-def format_spec(node: ast.AST, _scope: Scope) -> bool:
+def format_spec(node: ast.FormattedValue, _scope: Scope) -> bool:
     """`f"{x:03d}"`."""
-    return isinstance(node, ast.FormattedValue) and node.format_spec is not None
+    return node.format_spec is not None
 
 
-def _arguments(node: ast.AST) -> ast.arguments | None:
-    return node.args if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
-
-
-def keyword_only(node: ast.AST, _scope: Scope) -> bool:
+def keyword_only(node: ast.FunctionDef, _scope: Scope) -> bool:
     """`def f(x, *, flag)`."""
-    arguments = _arguments(node)
-    return arguments is not None and bool(arguments.kwonlyargs) and arguments.vararg is None
+    return bool(node.args.kwonlyargs) and node.args.vararg is None
 
 
-def positional_only(node: ast.AST, _scope: Scope) -> bool:
+def positional_only(node: ast.FunctionDef, _scope: Scope) -> bool:
     """`def f(x, /)`."""
-    arguments = _arguments(node)
-    return arguments is not None and bool(arguments.posonlyargs)
+    return bool(node.args.posonlyargs)
 
 
-def varargs(node: ast.AST, _scope: Scope) -> bool:
+def varargs(node: ast.FunctionDef, _scope: Scope) -> bool:
     """`def f(*args)`."""
-    arguments = _arguments(node)
-    return arguments is not None and arguments.vararg is not None
+    return node.args.vararg is not None
 
 
-def kwargs(node: ast.AST, _scope: Scope) -> bool:
+def kwargs(node: ast.FunctionDef, _scope: Scope) -> bool:
     """`def f(**options)`."""
-    arguments = _arguments(node)
-    return arguments is not None and arguments.kwarg is not None
+    return node.args.kwarg is not None
 
 
-def keyword_expansion(node: ast.AST, _scope: Scope) -> bool:
+def keyword_expansion(node: ast.Call, _scope: Scope) -> bool:
     """`f(**options)`."""
-    return isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords)
+    return any(k.arg is None for k in node.keywords)
 
 
-def other_with(node: ast.AST, scope: Scope) -> bool:
+def other_with(node: ast.With, scope: Scope) -> bool:
     """A with statement that is not nl.no_reorder()."""
-    if not isinstance(node, ast.With):
-        return False
     calls = [item.context_expr for item in node.items]
     names = [scope.dotted(c.func) if isinstance(c, ast.Call) else "" for c in calls]
     return any(not name.endswith("no_reorder") for name in names)
@@ -155,28 +148,24 @@ def _mutating(target: ast.AST) -> bool:
     return isinstance(target, (ast.Attribute, ast.Subscript))
 
 
-def unpack_into_place(node: ast.AST, _scope: Scope) -> bool:
+def unpack_into_place(node: ast.Assign, _scope: Scope) -> bool:
     """`obj.a, x[0] = f()`."""
-    if not isinstance(node, ast.Assign):
-        return False
     groups = [t for t in node.targets if isinstance(t, (ast.Tuple, ast.List))]
     return any(_mutating(part) for group in groups for part in ast.walk(group))
 
 
-def chained_mutation(node: ast.AST, _scope: Scope) -> bool:
+def chained_mutation(node: ast.Assign, _scope: Scope) -> bool:
     """`obj.a = obj.b = value`."""
-    return isinstance(node, ast.Assign) and sum(map(_mutating, node.targets)) > 1
+    return sum(map(_mutating, node.targets)) > 1
 
 
-def value_type(node: ast.AST, _scope: Scope) -> bool:
+def value_type(node: ast.Constant, _scope: Scope) -> bool:
     """A constant of a type that kernels do not have."""
-    return isinstance(node, ast.Constant) and isinstance(node.value, (bytes, complex))
+    return isinstance(node.value, (bytes, complex))
 
 
-def dict_key(node: ast.AST, _scope: Scope) -> bool:
+def dict_key(node: ast.Dict, _scope: Scope) -> bool:
     """A dictionary display with a key that is certainly no string."""
-    if not isinstance(node, ast.Dict):
-        return False
     return any(
         key is None
         or isinstance(key, (ast.Tuple, ast.BinOp))
@@ -185,9 +174,9 @@ def dict_key(node: ast.AST, _scope: Scope) -> bool:
     )
 
 
-def nested_class(node: ast.AST, scope: Scope) -> bool:
+def nested_class(_node: ast.ClassDef, scope: Scope) -> bool:
     """A class statement inside a function."""
-    return isinstance(node, ast.ClassDef) and scope.in_function
+    return scope.in_function
 
 
 SYNTAX_RULES: tuple[Rule, ...] = (

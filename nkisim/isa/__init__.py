@@ -1,19 +1,7 @@
 """nki.isa simulated: one file per engine, names, order and defaults of the manual."""
 
-from nkisim.enums import (
-    dge_mode,
-    dma_engine,
-    engine,
-    gpsimd_engine,
-    matmul_perf_mode,
-    nc_version,
-    oob_mode,
-    reduce_cmd,
-    scalar_engine,
-    tensor_engine,
-    unknown_engine,
-    vector_engine,
-)
+from nkisim import enums as _enums
+from nkisim.enums import *  # noqa: F403
 from nkisim.errors import NkiValidationError
 from nkisim.isa.copies import (
     memset,
@@ -59,16 +47,14 @@ equal, maximum = _TOKENS["equal"], _TOKENS["maximum"]
 
 __all__ = [
     "NKIObject", "NkiInstruction", "NkiScalar", "NkiValidationError", "VirtualRegister", "activate2", "activation",
-    "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dge_mode", "dma_compute",
-    "dma_copy", "dma_engine", "dma_transpose", "dropout", "engine", "equal", "exponential",
-    "get_nc_sub_version", "get_nc_version", "gpsimd_engine", "iota", "local_gather", "matmul_perf_mode",
-    "max8", "maximum", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_matmul_mx",
-    "nc_n_gather", "nc_stream_shuffle", "nc_transpose", "nc_version", "nonzero_with_count", "oob_mode",
-    "quantize_mx", "rand2", "rand_get_state", "rand_set_state", "range_select", "reciprocal", "reduce_cmd",
-    "register_alloc", "register_load", "register_move", "register_store", "rng", "scalar_engine", "scalar_load",
-    "scalar_store", "scalar_tensor_tensor", "select_reduce", "sendrecv", "sendrecv_compute", "sequence_bounds",
-    "set_rng_seed", "tensor_copy",
-    "tensor_copy_predicated", "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
-    "tensor_scalar_cumulative", "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "topk",
-    "unknown_engine", "vector_engine",
+    "activation_reduce", "affine_select", "bn_aggr", "bn_stats", "core_barrier", "dma_compute", "dma_copy",
+    "dma_transpose", "dropout", "equal", "exponential", "get_nc_sub_version", "get_nc_version", "iota", "local_gather",
+    "max8", "maximum", "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_matmul_mx", "nc_n_gather",
+    "nc_stream_shuffle", "nc_transpose", "nonzero_with_count", "quantize_mx", "rand2", "rand_get_state",
+    "rand_set_state", "range_select", "reciprocal", "register_alloc", "register_load", "register_move",
+    "register_store", "rng", "scalar_load", "scalar_store", "scalar_tensor_tensor", "select_reduce", "sendrecv",
+    "sendrecv_compute", "sequence_bounds", "set_rng_seed", "tensor_copy", "tensor_copy_predicated",
+    "tensor_partition_reduce", "tensor_reduce", "tensor_scalar", "tensor_scalar_cumulative", "tensor_scalar_reduce",
+    "tensor_tensor", "tensor_tensor_scan", "topk",
 ]  # fmt: skip
+__all__ += _enums.__all__

@@ -89,6 +89,8 @@ def dma_transpose(
     if fetched is not None:
         values, valid = fetched
         where = None if valid is None else spread(valid, values.shape).transpose(order)
+        unwritten = call.core.unwritten
+        unwritten[:] = [mask.transpose(order) if mask.shape == values.shape else mask for mask in unwritten]
         deliver(call, values.transpose(order), where, skip)
     return record(call)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from nkisim.core import access
@@ -17,27 +15,18 @@ from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NkiScalar, VirtualRegister
 
-
-def _body(**_: Any) -> None:
-    """A sequencer moves 32 bits; there is no arithmetic body."""
-
-
 _NO_WORK = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "register"}
-_LOAD = Card(
-    "register_load", ("sync",), (Operand("src", "in", spaces=DMA, dtypes=COMPUTED),), _body, work=lambda _: _NO_WORK
-)
-_STORE = Card(
-    "register_store", ("sync",), (Operand("dst", "out", spaces=DMA, dtypes=COMPUTED),), _body, work=lambda _: _NO_WORK
-)
-
-
 _SCALARS = frozenset({"int32", "int64"})
-_SCALAR_LOAD = Card(
-    "scalar_load", ("sync",), (Operand("src", "in", spaces=DMA, dtypes=_SCALARS),), _body, work=lambda _: _NO_WORK
-)
-_SCALAR_STORE = Card(
-    "scalar_store", ("sync",), (Operand("dst", "out", spaces=DMA, dtypes=_SCALARS),), _body, work=lambda _: _NO_WORK
-)
+
+
+def _card(op: str, operand: str, dtypes: frozenset[str]) -> Card:
+    """Return the card of an instruction of the sync engine that moves one number."""
+    moved = Operand(operand, "in" if operand == "src" else "out", spaces=DMA, dtypes=dtypes)
+    return Card(op, ("sync",), (moved,), work=lambda _: _NO_WORK)
+
+
+_LOAD, _STORE = _card("register_load", "src", COMPUTED), _card("register_store", "dst", COMPUTED)
+_SCALAR_LOAD, _SCALAR_STORE = _card("scalar_load", "src", _SCALARS), _card("scalar_store", "dst", _SCALARS)
 
 
 def register_alloc(x: int | None = None) -> VirtualRegister:

@@ -103,6 +103,10 @@ Finish = Callable[[Call, Results], Results]
 Writer = Callable[[Call, str, NkiTensor, Array | None], None]
 
 
+def no_body(**_: Any) -> None:
+    """The body of an instruction that moves data by itself, without arithmetic."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Card:
     """The statement of one instruction."""
@@ -111,7 +115,7 @@ class Card:
     # engines that can run it, the first is the default
     engines: tuple[str, ...]
     operands: tuple[Operand, ...]
-    body: Callable[..., Any]
+    body: Callable[..., Any] = no_body
     rules: tuple[Rule, ...] = ()
     # picks an engine when the kernel leaves it unknown
     pick: Callable[[Call], str] | None = None

@@ -28,18 +28,12 @@ from nkisim.isa.tokens import Token, resolve
 from nkisim.lines import kernel_line
 from nkisim.memory.tensor import NkiTensor
 
-
-def _body(**_: Any) -> None:
-    """Communication has no arithmetic body."""
-
-
 _SENDRECV = Card(
     "sendrecv",
     ("dma",),
     (Operand("dst", "out", spaces=SBUF, dtypes=MOVED), Operand("src", "in", spaces=SBUF, dtypes=MOVED)),
-    _body,
 )
-_BARRIER = Card("core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DMA, dtypes=ANY),), _body)
+_BARRIER = Card("core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DMA, dtypes=ANY),))
 
 
 def _two_cores(core: Core, op: str) -> None:
@@ -85,7 +79,6 @@ _COMPUTE = Card(
     "sendrecv_compute",
     ("dma",),
     (Operand("dst", "out", spaces=DMA, dtypes=MOVED), Operand("src", "in", spaces=DMA, dtypes=MOVED)),
-    _body,
 )
 
 
@@ -121,7 +114,7 @@ def record_pair(call: Call, key: object, src: NkiTensor, way: str) -> NkiInstruc
     size = src.size * INFO[src.dtype].itemsize
     work = {"bytes": size, "rows": src.shape[0], "row_bytes": size // src.shape[0],
             "dge": "none", "transpose": False, "issuer": "gpsimd", "meets": key, "dma_engine": way}  # fmt: skip
-    call.card = Card(call.card.op, call.card.engines, call.card.operands, _body, work=lambda _: work)
+    call.card = Card(call.card.op, call.card.engines, call.card.operands, work=lambda _: work)
     return record(call)
 
 
@@ -180,5 +173,5 @@ def core_barrier(
     data._storage.info.touch(core.clock)
     work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "core_barrier",
             "meets": ("barrier", data._storage.info.number)}  # fmt: skip
-    call.card = Card("core_barrier", ("gpsimd",), _BARRIER.operands, _body, work=lambda _: work)
+    call.card = Card("core_barrier", ("gpsimd",), _BARRIER.operands, work=lambda _: work)
     return record(call)

@@ -160,7 +160,7 @@ def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array | None
     access.mark(call.core, tensor, matmul=True)
     np.copyto(target, result)
     if call.core.unwritten:
-        access.inherit(call.core, tensor)
+        access.propagate_unwritten(call.core, tensor)
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:
@@ -295,7 +295,8 @@ def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array 
         return
     np.copyto(tensor._numpy(), result.reshape(tensor.shape))
     if call.core.unwritten:
-        access.inherit(call.core, tensor)
+        call.core.unwritten[:] = [mask.reshape(len(mask), -1).T for mask in call.core.unwritten]
+        access.propagate_unwritten(call.core, tensor)
 
 
 def _transpose_work(call: Call) -> Mapping[str, object]:

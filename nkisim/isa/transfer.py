@@ -19,14 +19,10 @@ from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
 
 
-def _body(**_: Any) -> None:
-    """DMA moves data itself; there is no arithmetic body."""
-
-
 def transfer(op: str, names: tuple[str, ...]) -> Card:
     """Return the card of a DMA instruction with these operands."""
     operands = tuple(Operand(n, "out" if n == "dst" else "in", spaces=DMA, dtypes=ANY) for n in names)
-    return Card(op, ("dma",), operands, _body, work=_work)
+    return Card(op, ("dma",), operands, work=_work)
 
 
 _ENUMS = (("oob_mode", oob_mode), ("dge_mode", dge_mode), ("engine", engine))

@@ -36,21 +36,10 @@ from nkisim.isa.tokens import resolve
 from nkisim.memory.tensor import NkiTensor
 
 WORDS = frozenset({"int32", "uint32"})
-REDUCERS = frozenset(
-    [
-        "add",
-        "subtract",
-        "multiply",
-        "maximum",
-        "minimum",
-        "logical_and",
-        "logical_or",
-        "logical_xor",
-        "bitwise_and",
-        "bitwise_or",
-        "bitwise_xor",
-    ]
-)
+REDUCERS = frozenset({
+    "add", "subtract", "multiply", "maximum", "minimum", "logical_and", "logical_or", "logical_xor", "bitwise_and",
+    "bitwise_or", "bitwise_xor",
+})  # fmt: skip
 _SIMPLE = ("add", "multiply", "maximum", "minimum")
 
 

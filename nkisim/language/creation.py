@@ -16,6 +16,11 @@ from nkisim.memory.memory import Request
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
 
+__all__ = [
+    "full", "ndarray", "ones", "rand", "random_seed", "shared_constant", "shared_identity_matrix", "zeros",
+    "zeros_like",
+]  # fmt: skip
+
 sbuf = MemoryRegion.sbuf
 
 

@@ -21,20 +21,9 @@ from nkisim.memory.tensor import NkiTensor
 
 # wider types win; floats win over integers
 _RANK = [
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "float8_e5m2",
-    "float8_e4m3",
-    "float16",
-    "bfloat16",
-    "tfloat32",
-    "float32",
-]
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "float8_e5m2", "float8_e4m3", "float16", "bfloat16",
+    "tfloat32", "float32",
+]  # fmt: skip
 
 
 def promoted(*values: Any) -> str:

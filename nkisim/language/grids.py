@@ -19,6 +19,8 @@ from nkisim.language.creation import ndarray
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion, NKIObject
 
+__all__ = ["NkiBlockGrid", "NkiGrid", "NkiTileGrid", "alloc_blocks", "alloc_tiles", "blocks", "empty_like", "tiles"]
+
 Shape = tuple[int, ...]
 _BY_HAND = "use slices and nl.ndarray"
 

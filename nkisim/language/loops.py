@@ -11,25 +11,22 @@ from nkisim.errors import Deprecated, LoopMisuse, OtherVersion
 from nkisim.memory.indexing import DynamicSlice
 from nkisim.objects import NkiScalar, VirtualRegister
 
+__all__ = [
+    "affine_range", "ds", "dynamic_range", "fori_loop", "no_reorder", "sequential_range", "static_range", "while_loop",
+]  # fmt: skip
+
 
 def ds(start: Any, size: int) -> DynamicSlice:
     """Slice `size` elements from a start that may be known only at run time."""
     return DynamicSlice(start, int(size))
 
 
-def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """Return a Python range (deprecated alias)."""
-    return range(start) if stop is None else range(start, stop, step)
-
-
-def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """Return a Python range (deprecated alias)."""
-    return range(start) if stop is None else range(start, stop, step)
-
-
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """Return a Python range (deprecated alias)."""
     return range(start) if stop is None else range(start, stop, step)
+
+
+affine_range = sequential_range = static_range
 
 
 def _bound(value: Any, op: str) -> int:

@@ -9,6 +9,11 @@ from nkisim.errors import BadLaunch, WrongArgument
 from nkisim.geometry import CORE_V3
 from nkisim.objects import MemoryRegion, NKIObject
 
+__all__ = [
+    "_TileSize", "hbm", "is_hbm", "is_on_chip", "is_psum", "is_sbuf", "num_programs", "private_hbm", "program_id",
+    "program_ndim", "psum", "sbuf", "shared_hbm", "tile_size",
+]  # fmt: skip
+
 sbuf = MemoryRegion.sbuf
 psum = MemoryRegion.psum
 private_hbm = MemoryRegion.private_hbm

@@ -16,6 +16,11 @@ from nkisim.language.elementwise import axes_of, promoted
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
 
+__all__ = [
+    "broadcast_to", "device_print", "dropout", "expand_dims", "gather_flattened", "load", "load_transpose2d", "matmul",
+    "rms_norm", "softmax", "store", "transpose", "where",
+]  # fmt: skip
+
 _ADD, _MULTIPLY = TOKENS["add"], TOKENS["multiply"]
 
 

@@ -9,7 +9,7 @@ from nkisim.timeline.chip import Numbers
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.program import Program
-from nkisim.timeline.schedule_state import NOBODY, Times
+from nkisim.timeline.schedule_state import NO_EVENT, Times
 
 DESCRIPTORS = "waiting for descriptors"
 
@@ -34,7 +34,7 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
     until = max(ends)
     event = ends.index(until)
     steps: list[PathEvent] = []
-    while event != NOBODY:
+    while event != NO_EVENT:
         start, blocker, cost = starts[event], blockers[event], costs[event]
         if type(cost) is DmaCost:
             parts = _transfer_parts(cost, times, event, until - start)
@@ -45,7 +45,7 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
             if table:
                 parts.insert(0, ("scalar table load", table))
         until = 0.0
-        if blocker != NOBODY:
+        if blocker != NO_EVENT:
             # an instruction that only had to be read from frees its operand early
             until = (ends if held[event] else frees)[blocker]
             until = until if until < start else start

@@ -8,18 +8,14 @@ order, and queues that compete for an engine alternate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
-from nkisim.timeline.program import Links, Program
-from nkisim.timeline.schedule_state import NEVER, NOBODY, Core, Moved, Queue, TensorClock, Times
-
-# when the weights of a product are there, and who wrote them last
-Weights = tuple[float, int]
-NO_WEIGHTS = (0.0, NOBODY)
+from nkisim.timeline.program import Program
+from nkisim.timeline.schedule_state import NO_EVENT, UNSCHEDULED, Core, Queue, TensorClock, Times
 
 
 class StuckSchedule(ValueError):
@@ -33,8 +29,8 @@ class Machine:
         count, lanes = len(program.events), len(program.queues)
         self.program, self.n = program, chip.at(case)
         self.costs = program.costs[case]
-        never = [NEVER] * count
-        self.times = Times(never[:], never[:], never[:], [NOBODY] * count, [False] * count)
+        never = [UNSCHEDULED] * count
+        self.times = Times(never[:], never[:], never[:], [NO_EVENT] * count, [False] * count)
         self.heads = [0] * lanes
         self.lane_free = [0.0] * lanes
         n = self.n
@@ -63,115 +59,88 @@ class Machine:
         Raises:
             StuckSchedule: explicit edges form a circle.
         """
-        heap, lane_of, queues, waiting = self.heap, self.program.lane_of, self.queues, self.waiting
-        moved, order, costs = self.times.moved, self.order, self.costs
-        advance = self._advancer()
-        advance(list(range(len(queues))))
-        while heap:
-            time, event = heappop(heap)
-            order.append(event)
+        self._advance(list(range(len(self.queues))))
+        while self.heap:
+            time, event = heappop(self.heap)
+            self.order.append(event)
+            lane = self.program.lane_of[event if event >= 0 else ~event]
+            queue, waits = self.queues[lane], len(self.queues[lane].pending)
             if event >= 0:
-                lane = lane_of[event]
-                queue = queues[lane]
-                cost: DmaCost = costs[event]  # type: ignore[assignment]
-                self.lane_free[lane] = self._issue(event, cost, queue, time)
-                if len(queue.pending) == 1:
-                    heappush(heap, (_movable(queue), ~event))
+                self._execute(event, lane, time)
                 self.heads[lane] += 1
-                advance([lane])
-                continue
-            event = ~event
-            queue = queues[lane_of[event]]
-            moved[event] = self._move(queue, time)
-            if queue.pending:
-                heappush(heap, (_movable(queue), ~queue.pending[0][0]))
-            if event in waiting:
-                advance(waiting.pop(event))
-        if NEVER in self.times.end:
-            stuck = [event for event, end in zip(self.program.events, self.times.end, strict=True) if end == NEVER][:4]
+            else:
+                self._move(queue, time)
+            # the first transfer that waits in the queue is new
+            if queue.pending and (event < 0 or not waits):
+                heappush(self.heap, (_movable(queue), ~queue.pending[0][0]))
+            self._advance([lane] if event >= 0 else self.waiting.pop(~event, []))
+        if UNSCHEDULED in self.times.end:
+            stuck = [
+                event for event, end in zip(self.program.events, self.times.end, strict=True) if end == UNSCHEDULED
+            ][:4]
             names = ", ".join(f"{e.op} on core {e.core} ({e.line[0]}:{e.line[1]})" for e in stuck)
             raise StuckSchedule(f"these events wait for each other: {names}; remove one `after` edge")
         return self.times
 
-    def _advancer(self) -> Callable[[list[int]], None]:
-        """A function that places ready events of some lanes and of those that wait for them, and offers transfers."""
-        program, times, waiting, delays, ends = self.program, self.times, self.waiting, self.delays, self.ends
-        links, weight_links, latest = program.links, program.weight_links, program.latest
-        start, free, end, blockers, held = times.start, times.free, times.end, times.blocker, times.held
-        heads, lane_free, heap, placed = self.heads, self.lane_free, self.heap, self.order.append
-        queues, costs = program.queues, self.costs
-
-        def advance(lanes: list[int]) -> None:
-            while lanes:
-                lane = lanes.pop()
-                queue, at = queues[lane], heads[lane]
-                stop = len(queue)
-                while at < stop:
-                    event = queue[at]
-                    cost, missing = costs[event], latest[event]
-                    ready, blocker = 0.0, NOBODY
-                    # the latest producer in program order is usually the last one; an unplaced event never ends
-                    if missing >= 0 and end[missing] == NEVER:
-                        ready, blocker = NEVER, missing
-                    else:
-                        for other, signal in links[event]:
-                            time = ends[signal][other] + delays[signal]
-                            if time > ready:
-                                ready, blocker = time, other
-                    weights = (
-                        self._weights(weight_links[event]) if type(cost) is MatmulCost and ready < NEVER else NO_WEIGHTS
-                    )
-                    if ready == NEVER or weights[0] == NEVER:
-                        waiting.setdefault(blocker if ready == NEVER else weights[1], []).append(lane)
-                        break
-                    late = ready > lane_free[lane]
-                    held[event] = late
-                    blockers[event] = blocker if late else queue[at - 1] if at else NOBODY
-                    start[event] = ready = ready if late else lane_free[lane]
-                    if type(cost) is EngineCost:
-                        if cost.table:
-                            ready += self._table(event, lane, cost.table)
-                        end[event] = ready + cost.latency
-                        free[event] = lane_free[lane] = ready + cost.pitch
-                    elif type(cost) is DmaCost:
-                        heappush(heap, (ready, event))
-                        break
-                    else:
-                        lane_free[lane] = self._multiply(event, lane, ready, weights)
-                    placed(event)
-                    at += 1
-                    lanes += waiting.pop(event, ())
-                heads[lane] = at
-
-        return advance
+    def _advance(self, lanes: list[int]) -> None:
+        """Place ready instructions of these lanes and of the lanes that wait for them; offer transfers to the heap."""
+        program, times = self.program, self.times
+        while lanes:
+            lane = lanes.pop()
+            queue, at = program.queues[lane], self.heads[lane]
+            while at < len(queue):
+                event = queue[at]
+                ready, blocker = self._last(program.links[event])
+                weights, writer = self._last(program.weight_links.get(event, ()))
+                if UNSCHEDULED in (ready, weights):
+                    self.waiting.setdefault(blocker if ready == UNSCHEDULED else writer, []).append(lane)
+                    break
+                free = self.lane_free[lane]
+                late = times.held[event] = ready > free
+                times.blocker[event] = blocker if late else queue[at - 1] if at else NO_EVENT
+                times.start[event] = ready = max(ready, free)
+                if isinstance(self.costs[event], DmaCost):
+                    heappush(self.heap, (ready, event))
+                    break
+                self._execute(event, lane, ready)
+                self.order.append(event)
+                at += 1
+                lanes += self.waiting.pop(event, ())
+            self.heads[lane] = at
 
     def replay(self, order: list[int]) -> float:
         """The latest end if every event is placed as in an earlier run, in its order, with different numbers."""
-        program, costs, queues = self.program, self.costs, self.queues
-        lane_of, links, weight_links = program.lane_of, program.links, program.weight_links
-        free, end, lane_free, delays, ends = self.times.free, self.times.end, self.lane_free, self.delays, self.ends
         for event in order:
             if event < 0:
-                queue = queues[lane_of[~event]]
+                queue = self.queues[self.program.lane_of[~event]]
                 self._move(queue, _movable(queue))
-                continue
-            lane = lane_of[event]
-            ready = lane_free[lane]
-            # the producers are all placed
-            for other, signal in links[event]:
-                time = ends[signal][other] + delays[signal]
-                ready = time if time > ready else ready
-            cost = costs[event]
-            if type(cost) is EngineCost:
-                if cost.table:
-                    ready += self._table(event, lane, cost.table)
-                end[event] = ready + cost.latency
-                free[event] = lane_free[lane] = ready + cost.pitch
-            elif type(cost) is DmaCost:
-                lane_free[lane] = self._issue(event, cost, queues[lane], ready)
             else:
-                lane_free[lane] = self._multiply(event, lane, ready, self._weights(weight_links[event]))
-        return max(end, default=0.0)
+                lane = self.program.lane_of[event]
+                self._execute(event, lane, max(self.lane_free[lane], self._last(self.program.links[event])[0]))
+        return max(self.times.end, default=0.0)
+
+    def _last(self, links: Iterable[tuple[int, int]]) -> tuple[float, int]:
+        """When the last of these producers is done, and which it is; an unplaced one never is."""
+        ready, producer, ends, delays = 0.0, NO_EVENT, self.ends, self.delays
+        for other, signal in links:
+            time = ends[signal][other] + delays[signal]
+            if time > ready:
+                ready, producer = time, other
+        return ready, producer
+
+    def _execute(self, event: int, lane: int, ready: float) -> None:
+        """Place an event whose operands and lane are ready: an instruction to its end, a transfer to its issue."""
+        cost, times = self.costs[event], self.times
+        if isinstance(cost, EngineCost):
+            if cost.table:
+                ready += self._table(event, lane, cost.table)
+            times.end[event] = ready + cost.latency
+            times.free[event] = ready + cost.pitch
+        elif isinstance(cost, DmaCost):
+            self._issue(event, cost, self.queues[lane], ready)
+        else:
+            self._multiply(event, cost, lane, ready)
+        self.lane_free[lane] = times.free[event]
 
     def _table(self, event: int, lane: int, name: str) -> float:
         """The time to load a function's table, which is none if it is resident."""
@@ -185,20 +154,10 @@ class Machine:
         del tables[: -max(1, int(self.n.scalar_tables_resident))]
         return load
 
-    def _weights(self, links: Links) -> Weights:
-        """The weights of a product, by the links to those who write them."""
-        ready, producer, ends, delays = 0.0, NOBODY, self.ends, self.delays
-        for other, signal in links:
-            time = ends[signal][other] + delays[signal]
-            if time > ready:
-                ready, producer = time, other
-        return ready, producer
-
-    def _multiply(self, event: int, lane: int, ready: float, weights: Weights) -> float:
+    def _multiply(self, event: int, cost: MatmulCost, lane: int, ready: float) -> None:
         """Load weights behind the running multiply if they are there in time, then multiply."""
         n, times, clock = self.n, self.times, self.clocks[lane]
-        cost: MatmulCost = self.costs[event]  # type: ignore[assignment]
-        weights_ready, producer = weights
+        weights_ready, producer = self._last(self.program.weight_links[event])
         # the load hides behind the running product; weights that come later are loaded in the open
         load = weights_ready if weights_ready > clock.multiply_start else clock.multiply_start
         exposed = n.tensor_load_exposed_ns if weights_ready >= self.lane_free[lane] else 0.0
@@ -216,21 +175,19 @@ class Machine:
         times.stream[event] = stream = clock.multiply(begin, stream, cost.rows_share)
         times.free[event] = done = begin + stream
         times.end[event] = done + n.tensor_drain_ns
-        return done
 
-    def _issue(self, event: int, cost: DmaCost, queue: Queue, ready: float) -> float:
-        """Trigger a transfer and generate its descriptors; when its lane is free again."""
+    def _issue(self, event: int, cost: DmaCost, queue: Queue, ready: float) -> None:
+        """Trigger a transfer and generate its descriptors; then its lane is free again."""
         triggered, generators = ready + cost.trigger, queue.core.generators
         due = generators.get(cost.generator, 0.0)
         begin = triggered if triggered > due - cost.ahead else due - cost.ahead
         generators[cost.generator] = (triggered if triggered > due else due) + cost.interval
         # a full generator holds the sequencer back
         behind = begin - self.n.dma_generator_depth * cost.interval
-        self.times.free[event] = free = behind if behind > triggered else triggered
+        self.times.free[event] = max(behind, triggered)
         queue.pending.append((event, cost, begin, begin + cost.lead))
-        return free
 
-    def _move(self, queue: Queue, now: float) -> Moved:
+    def _move(self, queue: Queue, now: float) -> None:
         """Move the data of a queue's first transfer through DMA engines and HBM."""
         event, cost, begin, data = queue.pending.popleft()
         core, own, end, busy = queue.core, queue.free, now, 0.0
@@ -253,7 +210,7 @@ class Machine:
             if served > end:
                 shared, end = served - end, served
         self.times.end[event] = end + cost.tail
-        return begin, data, busy, shared, end
+        self.times.moved[event] = begin, data, busy, shared, end
 
 
 def _movable(queue: Queue) -> float:

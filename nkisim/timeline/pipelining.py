@@ -8,7 +8,6 @@ exchanges, registers and explicit edges keep their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -17,9 +16,8 @@ from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.dependence import RESULT
 from nkisim.timeline.program import AnyCost, Program
-from nkisim.timeline.schedule_state import NEVER, NOBODY
+from nkisim.timeline.schedule_state import NO_EVENT, UNSCHEDULED
 
-Offer = Callable[[int], None]
 _FIXED = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
 
@@ -80,7 +78,7 @@ class _ListSchedule:
         self.heap: list[tuple[float, int]] = []
         self.scalar_lane: dict[int, int] = {}
         # when each lane is looked at next
-        self.due = [NEVER] * len(program.queues)
+        self.due = [UNSCHEDULED] * len(program.queues)
         self._graph(count)
         self._windows()
 
@@ -114,104 +112,78 @@ class _ListSchedule:
         # the visible events, as places among the members: from the oldest unplaced one to the first hidden one
         self.window = dict.fromkeys(self.members, (0, 0))
         # the same two as positions
-        self.oldest = dict.fromkeys(self.members, NOBODY)
+        self.oldest = dict.fromkeys(self.members, NO_EVENT)
         self.hidden = dict.fromkeys(self.members, 0)
 
     def run(self) -> None:
         """Place every event."""
-        heap, free, due, at, done, place = self.heap, self.free, self.due, self.at, self.done, self.place
-        takes, load, queues, core_of, choices = self.takes, self.load, self.queues, self.core_of, self.program.choices
-        lanes_ready, lanes_future, consumers, oldest = self.ready, self.future, self.consumers, self.oldest
-        offer = self._offerer()
-        release, advance = self._releaser(offer), self._advancer(offer)
         for core in self.members:
-            advance(core)
-        while heap:
-            time, lane = heappop(heap)
-            if time != due[lane]:
+            self._advance(core)
+        while self.heap:
+            time, lane = heappop(self.heap)
+            if time != self.due[lane]:
                 continue
-            due[lane] = NEVER
+            self.due[lane] = UNSCHEDULED
             # the first instruction in program order of those that are ready, which one is by now
-            ready, future = lanes_ready[lane], lanes_future[lane]
+            ready, future = self.ready[lane], self.future[lane]
             while future and future[0][0] <= time:
                 position = heappop(future)[1]
-                heappush(ready, (place[position], position))
+                heappush(ready, (self.place[position], position))
             position = heappop(ready)[1]
-            pitch, latency = takes[position]
-            known, start = at[position], free[lane]
-            start = known if known > start else start
-            free[lane] = start + pitch
-            if choices:
-                load[lane] -= pitch
-            done[position] = 1
-            queues[lane].append(position)
-            if consumers[position]:
-                release(position, lane, start + latency)
-            if position == oldest[core_of[lane]]:
-                advance(core_of[lane])
+            pitch, latency = self.takes[position]
+            start = max(self.at[position], self.free[lane])
+            self.free[lane] = start + pitch
+            self.load[lane] -= pitch
+            self.done[position] = 1
+            self.queues[lane].append(position)
+            self._release(position, lane, start + latency)
+            if position == self.oldest[self.core_of[lane]]:
+                self._advance(self.core_of[lane])
             # look at the lane again when it can take its candidates
             if ready or future:
-                start = free[lane]
-                if not ready and future[0][0] > start:
-                    start = future[0][0]
-                if start < due[lane]:
-                    due[lane] = start
-                    heappush(heap, (start, lane))
+                self._look(lane, self.free[lane] if ready else max(self.free[lane], future[0][0]))
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
 
-    def _releaser(self, offer: Offer) -> Callable[[int, int, float], None]:
-        """A function that reports an event's end to its consumers; those that miss nothing more become candidates."""
-        transfers, consumers, at, missing = self.transfer, self.consumers, self.at, self.missing
-        lane_of, core_of, hidden = self.lane_of, self.core_of, self.hidden
-        semaphore, dma_semaphore = self.semaphore, self.dma_semaphore
+    def _look(self, lane: int, time: float) -> None:
+        """Look at a lane at this time, or earlier."""
+        if time < self.due[lane]:
+            self.due[lane] = time
+            heappush(self.heap, (time, lane))
 
-        def release(position: int, lane: int, end: float) -> None:
-            transfer = transfers[position]
-            signalled = end + (dma_semaphore if transfer else semaphore)
-            for consumer in consumers[position]:
-                home = lane_of[consumer]
-                time = end if home == lane and not transfer else signalled
-                known = at[consumer]
-                at[consumer] = time if time > known else known
-                left = missing[consumer] = missing[consumer] - 1
-                if not left and consumer < hidden[core_of[home]]:
-                    offer(consumer)
+    def _release(self, position: int, lane: int, end: float) -> None:
+        """Report an event's end to its consumers; those that miss nothing more become candidates."""
+        transfer = self.transfer[position]
+        signalled = end + (self.dma_semaphore if transfer else self.semaphore)
+        for consumer in self.consumers[position]:
+            home = self.lane_of[consumer]
+            self.at[consumer] = max(self.at[consumer], end if home == lane and not transfer else signalled)
+            self.missing[consumer] -= 1
+            if not self.missing[consumer] and consumer < self.hidden[self.core_of[home]]:
+                self._offer(consumer)
 
-        return release
-
-    def _offerer(self) -> Offer:
-        """A function that gives an event to its lane, as a candidate from the time at which its operands are there."""
-        lane_of, choices, load, takes, heap = self.lane_of, self.program.choices, self.load, self.takes, self.heap
-        at, free, future, due = self.at, self.free, self.future, self.due
-
-        def offer(position: int) -> None:
-            lane = lane_of[position]
-            if choices:
-                lane = self._choose(position, lane) if position in choices else lane
-                load[lane] += takes[position][0]
-            time = at[position]
-            heappush(future[lane], (time, position))
-            time = time if time > free[lane] else free[lane]
-            if time < due[lane]:
-                due[lane] = time
-                heappush(heap, (time, lane))
-
-        return offer
+    def _offer(self, position: int) -> None:
+        """Give an event to its lane, as a candidate from the time at which its operands are there."""
+        lane = self.lane_of[position]
+        if position in self.program.choices:
+            lane = self._choose(position, lane)
+        self.load[lane] += self.takes[position][0]
+        heappush(self.future[lane], (self.at[position], position))
+        self._look(lane, max(self.at[position], self.free[lane]))
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""
         core = self.core_of[vector]
-        scalar = self.scalar_lane.get(core, NOBODY)
-        if scalar == NOBODY:
+        scalar = self.scalar_lane.get(core, NO_EVENT)
+        if scalar == NO_EVENT:
             scalar = self.scalar_lane[core] = self.program.lane((core, "scalar"))
         if scalar == len(self.free):
             self.free.append(0.0)
             self.load.append(0.0)
             self.queues.append([])
-            self.due.append(NEVER)
+            self.due.append(UNSCHEDULED)
             self.ready.append([])
             self.future.append([])
             self.core_of.append(core)
@@ -223,27 +195,21 @@ class _ListSchedule:
         self.moved.append(position)
         return scalar
 
-    def _advancer(self, offer: Offer) -> Callable[[int], None]:
-        """A function that moves a core's window past placed events, up to the next one that keeps its place."""
-        done, missing, window, reach, count = self.done, self.missing, self.window, self.reach, len(self.done)
-
-        def advance(core: int) -> None:
-            members, fixed, (oldest, hidden) = self.members[core], self.fixed[core], window[core]
-            stop = len(members)
-            while oldest < stop and done[members[oldest]]:
-                oldest += 1
-            limit = oldest + reach
-            if fixed:
-                while fixed and fixed[0] < oldest:
-                    del fixed[0]
-                if fixed:
-                    limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
-            shown = members[hidden:limit]
-            window[core] = oldest, hidden + len(shown)
-            self.oldest[core] = members[oldest] if oldest < stop else NOBODY
-            self.hidden[core] = members[limit] if limit < stop else count
-            for position in shown:
-                if not missing[position]:
-                    offer(position)
-
-        return advance
+    def _advance(self, core: int) -> None:
+        """Move a core's window past placed events, up to the next one that keeps its place."""
+        members, fixed, (oldest, hidden) = self.members[core], self.fixed[core], self.window[core]
+        stop = len(members)
+        while oldest < stop and self.done[members[oldest]]:
+            oldest += 1
+        limit = oldest + self.reach
+        while fixed and fixed[0] < oldest:
+            del fixed[0]
+        if fixed:
+            limit = min(limit, oldest + 1 if fixed[0] == oldest else fixed[0])
+        shown = members[hidden:limit]
+        self.window[core] = oldest, hidden + len(shown)
+        self.oldest[core] = members[oldest] if oldest < stop else NO_EVENT
+        self.hidden[core] = members[limit] if limit < stop else len(self.done)
+        for position in shown:
+            if not self.missing[position]:
+                self._offer(position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -38,8 +38,6 @@ class Program:
     # the same edges as the scheduler walks them, without those that the order of a lane keeps
     links: list[Links] = field(default_factory=list)
     weight_links: dict[int, Links] = field(default_factory=dict)
-    # the latest producer in program order, which as a rule is done last; -1 without one
-    latest: list[int] = field(default_factory=list)
     costs: dict[str, list[AnyCost]] = field(default_factory=dict)
     # how many DMA engines there are, one for all that every transfer uses alike
     dma_engines: int = 0
@@ -50,12 +48,14 @@ class Program:
         """Turn edges into links for the lanes as they are now."""
         # an event's kind: its lane, and whether it is a transfer
         kinds = [2 * lane + (event.engine == "dma") for lane, event in zip(self.lane_of, self.events, strict=True)]
-        signals, offsets = _signals(self.lanes), [KINDS_OF_EDGES * kind for kind in kinds]
-        self.links, self.latest = _linked(offsets, [signals[kind] for kind in kinds], self.edges)
-        weights = _linked(offsets, [signals[kinds[at]] for at in self.weights], self.weights.values())
-        self.weight_links = dict(zip(self.weights, weights[0], strict=True))
-        for at, last in zip(self.weights, weights[1], strict=True):
-            self.latest[at] = max(self.latest[at], last)
+        signals = _signals(self.lanes)
+
+        def linked(at: int, edges: Edges) -> Links:
+            waits = [(other, signals[kinds[at]][KINDS_OF_EDGES * kinds[other] + kind]) for other, kind in edges.items()]
+            return [(other, signal) for other, signal in waits if signal is not None]
+
+        self.links = [linked(at, edges) for at, edges in enumerate(self.edges)]
+        self.weight_links = {at: linked(at, edges) for at, edges in self.weights.items()}
 
     def lane(self, name: Lane) -> int:
         """The number of a lane, which is opened at its first use."""
@@ -249,23 +249,3 @@ def _signals(lanes: list[Lane]) -> list[Signals]:
 
     kinds, edges = range(2 * len(lanes)), range(KINDS_OF_EDGES)
     return [[signal(a, b, edge) for b in kinds for edge in edges] for a in kinds]
-
-
-def _linked(offsets: list[int], signals: list[Signals], edges: Iterable[Edges]) -> tuple[list[Links], list[int]]:
-    """Per consumer, the edges that need a signal, and the latest producer among them.
-
-    `signals` are the consumers', `offsets` say where in them each producer is.
-    """
-    linked: list[Links] = []
-    latest: list[int] = []
-    for known, waits in zip(signals, edges, strict=True):
-        links: Links = []
-        last = -1
-        for producer, edge in waits.items():
-            signal = known[offsets[producer] + edge]
-            if signal is not None:
-                links.append((producer, signal))
-                last = producer if producer > last else last
-        linked.append(links)
-        latest.append(last)
-    return linked, latest

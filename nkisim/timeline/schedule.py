@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,17 +75,6 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
         NotSimulated: an operation has no cost law.
         StuckSchedule: explicit edges form a circle.
     """
-    # this builds many tuples and no circle: the collector would walk them again and again
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        return _schedule(events, chip, band, habits)
-    finally:
-        if collecting:
-            gc.enable()
-
-
-def _schedule(events: Sequence[Event], chip: Chip, band: bool, habits: Habits) -> Schedule:
     written = prepare(events, chip, CASES if band else ("nominal",))
     n = chip.at("nominal")
     if not habits.spread_copies:

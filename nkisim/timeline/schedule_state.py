@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from nkisim.timeline.chip import Numbers
 from nkisim.timeline.costs.dma import DmaCost
 
-NOBODY = -1
+NO_EVENT = -1
 # the end of an event that has none yet
-NEVER = math.inf
+UNSCHEDULED = math.inf
 
 # of a transfer: when its descriptors start, when its data may move at the earliest, how long they stream on the last
 # engine, how long that waits for HBM, and when all is moved

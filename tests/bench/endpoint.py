@@ -17,21 +17,14 @@ def endpoint(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            said = json.dumps({"choices": [answer(body)]}).encode()
             self.send_response(200)
-            self.send_header("content-length", str(len(said)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(json.dumps({"choices": [answer(body)]}).encode())
 
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}"
-    finally:
         server.shutdown()
-        thread.join()
-        server.server_close()

@@ -14,7 +14,16 @@ KIB = 1024
 
 
 # more layers run the instructions of two again
-@pytest.mark.parametrize("case", [case for case in CASES if case not in MANY_LAYERS], ids=lambda case: case.full_name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # a long prompt's products are simulated in ten seconds
+        pytest.param(case, marks=pytest.mark.slow) if "prompt_mlp" in case.full_name and "C2048" in case.name else case
+        for case in CASES
+        if case not in MANY_LAYERS
+    ],
+    ids=lambda case: case.full_name,
+)
 def test_runs_and_fits(case: Case) -> None:
     row, geometry = simulate(case), TRN2.geometry
     peaks = row["peak_bytes_per_partition"]

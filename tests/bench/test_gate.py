@@ -1,110 +1,97 @@
-"""The gate of token identity: equal answers pass, one forged id is found and placed, and what is asked is varied."""
+"""The gate of token identity: equal answers pass, a forged id is found and placed, and requests are of every kind."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+from tokenizers import Tokenizer
 
 from bench import demo, gate
+from bench.serving.servers import Endpoint
 from model.errors import UserError
 from tests.bench.endpoint import endpoint
-from trnspec.llm import LLM
+from trnspec.engine.request import Params
+from trnspec.llm import Output
 
 
 def test_the_requests_are_of_every_kind() -> None:
     asked = gate.questions(200)
-    params = [q.params for q in asked]
-    assert {q.limit for q in asked} == {None, 0, 1}
-    for values in ({p.temperature for p in params}, {p.top_k for p in params}, {p.min_p for p in params}):
-        assert len(values) > 1
-    assert {p.filter for p in params} == {True, False}
-    assert len({q.text for q in asked}) > len(demo.prompts()), "some are a text and the beginning of its copy"
+    assert len({(q.k_limit, q.params.temperature > 0, q.params.filters) for q in asked}) == 3 * 3, "greedy filters none"
+    assert len({q.text for q in asked}) > len(demo.prompts()), "some are three prompts and the beginning of their copy"
     assert gate.questions(200) == asked != gate.questions(200, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("alone", "speculative", "at"),
-    [([1, 2, 3], [1, 9, 3], 1), ([1, 2, 3], [1, 2], 2), ([1], [1, 2], 1), ([4], [5], 0)],
-    ids=["differs", "shorter", "longer", "first"],
-)
-def test_the_first_difference_is_placed(alone: list[int], speculative: list[int], at: int) -> None:
-    (found,) = gate.differences([[7], alone], [[7], speculative])
-    assert (found.question, found.at, found.before) == (1, at, alone[:at])
-    assert not gate.differences([alone], [alone])
+def test_the_first_difference_is_placed() -> None:
+    for a, b, at in (([1, 2, 3], [1, 9, 3], 1), ([1, 2, 3], [1, 2], 2), ([1], [1, 2], 1), ([4], [5], 0)):
+        (found,) = gate.differences([[7], a], [[7], b])
+        assert (found.question, found.at, found.before) == (1, at, a[:at])
+        assert not gate.differences([a], [a])
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return demo.bundle(tmp_path_factory.mktemp("gate") / "pair", "chain", 3, batch=2, max_len=128)
-
-
-def test_the_demo_pair_passes_and_a_forged_id_is_found_and_weighed(
-    pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_a_bundle_passes_and_a_forged_id_is_found_and_weighed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    file = tmp_path / "gate.json"
-    flags = ["--bundle", str(pair), "--requests", "4", "--tokens", "6", "--out", str(file)]
-    gate.main([*flags, "--seed", "3"])
-    (row,) = json.loads(file.read_text())["rows"]
-    assert (row["requests"], row["differences"], row["dtype"]) == (4, [], "fp32")
-    assert row["tokens_per_step"] > 1
-    real = LLM.generate
+    """In place of an LLM of the demo pair: drafts never change an id, but of one request of the sets in `forged`."""
+    forged = list[dict[str, Any]]()
 
-    def forged(self: LLM, prompts: Any, params: Any, **options: Any) -> Any:
-        outputs = real(self, prompts, params, **options)
-        if options["speculation"] and "k_limit" not in options:
-            ids = (*outputs[0].ids[:-1], outputs[0].ids[-1] ^ 1)
-            outputs[0] = dataclasses.replace(outputs[0], ids=ids)
-        return outputs
+    def generate(prompts: list[list[int]], params: list[Params], **options: Any) -> list[Output]:
+        assert all(0 < len(ids) <= 64 - 7 - 6 for ids in prompts)
+        ids = [(5, p.seed % 999, 7 + (options in forged and n == 0)) for n, p in enumerate(params)]
+        return [Output(found, "", "length", 1, 0.0) for found in ids]
 
-    monkeypatch.setattr(LLM, "generate", forged)
+    llm = mock.MagicMock()
+    monkeypatch.setattr(gate, "LLM", llm)
+    opened = llm.return_value.__enter__.return_value
+    opened.tokenizer, opened.generate = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json")), generate
+    opened.bundle.spec = SimpleNamespace(k=7, max_len=64, drafter="chain", batch=1, dtype="fp32")
+    flags = f"--requests 9 --tokens 6 --checkpoint {demo.TARGET} --out {tmp_path}/gate.json --bundle pair".split()
+    gate.main(flags)
+    (row,) = json.loads((tmp_path / "gate.json").read_text())["rows"]
+    assert (row["requests"], row["differences"], row["tokens_per_step"]) == (9, [], 2.0)
+    forged.append({"max_new_tokens": 6, "speculation": True})
     with pytest.raises(SystemExit, match="1"):
-        gate.main([*flags, "--seed", "3", "--checkpoint", str(demo.TARGET)])
-    ((found,),) = (row["differences"] for row in json.loads(file.read_text())["rows"])
-    assert found["alone"][0] == found["speculative"][0] ^ 1
-    assert found["at"] == len(found["before"])
-    assert "logits apart by" in capsys.readouterr().out
-
-
-def test_a_target_alone_is_not_compared_with_itself(tmp_path: Path) -> None:
-    alone = demo.bundle(tmp_path / "alone", "none", 0, max_len=128)
+        gate.main(flags)
+    assert ": (7,), (8,), logits apart by" in capsys.readouterr().out
+    opened.bundle.spec.k = 0
     with pytest.raises(UserError, match="give the bundle of a pair"):
-        gate.main(["--bundle", str(alone), "--requests", "3"])
+        gate.main(flags)
 
 
 def _ids(body: dict[str, Any]) -> dict[str, Any]:
-    return {"text": "x", "token_ids": [len(body["prompt"]), body["seed"] % 1000, body["max_tokens"]]}
+    return {"text": "x", "token_ids": [len(body["prompt"]), body["seed"] % 1000]}
 
 
 def _other(body: dict[str, Any]) -> dict[str, Any]:
-    return _ids(body) | {"token_ids": [len(body["prompt"]), -1 if body["temperature"] else body["seed"] % 1000, 4]}
+    return {"text": "x", "token_ids": [len(body["prompt"]), -1 if body["temperature"] else body["seed"] % 1000]}
 
 
-def test_two_servers_are_compared_by_ids(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--requests", "20", "--tokens", "4"]
+def test_two_servers_are_compared_by_ids_or_characters_and_a_dead_one_is_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags, drawn = ["--requests", "20", "--tokens", "4"], [q for q in gate.questions(20) if q.params.temperature]
     with endpoint(_ids) as first, endpoint(_ids) as second, endpoint(_other) as third:
         gate.main(["--baseline", first, "--speculative", second, *flags])
         with pytest.raises(SystemExit, match="1"):
             gate.main(["--baseline", first, "--speculative", third, *flags])
-    drawn = [n for n, q in enumerate(gate.questions(20)) if q.params.temperature]
     out = capsys.readouterr().out
-    assert out.count("differs at token 1") == min(len(drawn), 10)
-    assert f"| {len(drawn)} |" in out
-
-
-def test_an_endpoint_without_ids_is_compared_by_characters_and_a_dead_one_is_one_sentence() -> None:
+    assert (out.count("differs at token 1"), f"| {len(drawn)} |" in out) == (min(len(drawn), 10), True)
     with endpoint(lambda body: {"text": "same"}) as first, endpoint(lambda body: {"text": "some"}) as second:
-        ends = [gate.Endpoint(address, "m") for address in (first, second)]
+        ends = [Endpoint(address, "m") for address in (first, second)]
         (found, *_) = gate.of_endpoints(*ends, gate.questions(3), 4)["differences"]
-    assert (found["at"], found["alone"][:3]) == (1, ["a", "m", "e"])
+    assert (found["at"], found["baseline"][:3]) == (1, ["a", "m", "e"])
     with pytest.raises(UserError, match="gave no completion"):
-        gate.main(["--baseline", "http://127.0.0.1:1", "--speculative", "x", "--requests", "3"])
+        gate.main(["--baseline", first, "--speculative", second, *flags])
 
 
-@pytest.mark.parametrize("arguments", [[], ["--baseline", "a"], ["--bundle", "a", "--drafters"]])
-def test_one_comparison_is_asked_for(arguments: list[str]) -> None:
-    with pytest.raises(UserError, match="there is nothing to compare"):
-        gate.main(arguments)
+def test_one_comparison_is_made_and_wrong_options_are_refused_at_the_start() -> None:
+    for words in ("", "--baseline http://a", "--bundle a --baseline http://a", "--bundle a --checkpoint b"):
+        with pytest.raises(UserError, match=r"one comparison is made|b holds no checkpoint"):
+            gate.main(words.split())
+    for words in ("--baseline ftp://a", "--requests 0", "--out /dev/null"):
+        with pytest.raises(SystemExit, match="2"):
+            gate.main(words.split())

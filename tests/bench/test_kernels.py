@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from bench.kernels import __main__ as kernels
-from bench.kernels import library
 from bench.kernels.cases import CASES
 from bench.kernels.explain import best_share, bound_ns, prompt_bound_ns, sums_ns
 from bench.kernels.layer import MANY_LAYERS
@@ -19,7 +16,7 @@ from model.errors import UserError
 from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.trn2 import TRN2
 
-SMALL = "merge_attention_kernel/M4-R64"
+SMALL = "accept_drafts_kernel/M32-B4-N8"
 
 
 def test_names_are_unique() -> None:
@@ -32,8 +29,9 @@ def test_a_json_row_says_where_its_number_comes_from(capsys: pytest.CaptureFixtu
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert row["source"] == "simulated"
     assert 0 < row["us_low"] <= row["us"] <= row["us_high"]
-    assert row["hbm_bytes"] == 5 * 64 * (128 * 4 + 4)
-    assert row["moved_bytes"] == row["hbm_bytes"]
+    # values and ids of 32 shards, drafts, limits
+    assert row["hbm_bytes"] == 2 * 32 * 4 * 8 * 4 + 4 * 7 * 4 + 4 * 4
+    assert row["hbm_bytes"] <= row["moved_bytes"] < 1.05 * row["hbm_bytes"]
     assert row["roofline_us"] == pytest.approx(row["roofline_share"] * row["us"])
     assert 0 < row["peak_bytes_per_partition"]["sbuf"] < 224 * 1024
 
@@ -68,7 +66,7 @@ def test_a_device_puts_both_columns_side_by_side(
     out = capsys.readouterr().out
     assert "us (wall, device)" in out
     assert "12.50" in out
-    assert "8." in out or "7." in out
+    assert "| 6." in out or "| 7." in out
 
 
 def test_the_parts_of_a_critical_path_are_the_whole_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +87,8 @@ def test_no_order_beats_the_bound_of_attention(slots: int, low: float, high: flo
     one, two = (next(c for c in CASES if c.full_name == name + end) for end in ("", "-lnc2"))
     assert one.dims
     assert low < best_share(one.dims) < high
-    assert bound_ns(one.dims) < 1e3 * kernels.simulate(one)["us"] < 1.5 * bound_ns(one.dims)
+    # at 1024 slots most of the time is the latency of the gathers of blocks
+    assert bound_ns(one.dims) < 1e3 * kernels.simulate(one)["us"] < (3 if slots == 1024 else 1.5) * bound_ns(one.dims)
     assert bound_ns(one.dims) / 2 < bound_ns(one.dims, cores=2) < 1e3 * kernels.simulate(two)["us"]
 
 
@@ -117,20 +116,3 @@ def test_no_schedule_beats_the_sums_over_ranks() -> None:
 def test_one_case_is_explained_recorded_or_drawn(flags: list[str]) -> None:
     with pytest.raises(UserError, match="take one case"):
         kernels.main(flags)
-
-
-def test_a_folder_without_the_library_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no nkilib; give a checkout"):
-        kernels.main(["--library", str(tmp_path)])
-
-
-def test_the_vendor_s_calls_have_our_shapes() -> None:
-    """Both cores counts of each; the same weights, cache and rows in bytes as our case needs."""
-    seen = []
-    for case, row in library.pairs():
-        sizes = {name: 2 * math.prod(shape) for name, (shape, _) in row.tensors.items()}
-        big = sum(size for name, size in sizes.items() if name.endswith("prior") or "proj" in name)
-        assert big == case.cost().hbm_bytes
-        assert row.lnc == case.lnc
-        seen.append((row.kernel, row.lnc))
-    assert set(seen) == {(kernel, lnc) for kernel in ("mlp_tkg", "attention_tkg") for lnc in (1, 2)}

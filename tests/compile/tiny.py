@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from torch import Tensor
 
 from compile.spec import BuildSpec, Recipe
 from model.config import config_from_dict
-from model.drafters.registry import model_of
-from model.packing import Packing
-from model.weights import RANK
+from model.drafters.registry import drafter_of
+from model.weights import RANK, Packing
+from trnspec.bundle import hlo
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST, canonical_hash, sha256_of
 from trnspec.bundle.part import checkpoint_shapes
@@ -26,7 +27,7 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-_OF_RECIPE = ("draft_tp", "blocks", "chunks", "layers", "toolchain", "compiler_flags", "compiler_input")
+_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags")
 
 
 def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:
@@ -63,11 +64,10 @@ def write_noisy_pair(base: Path) -> Path:
 def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     """A spec of the pair that write_pair(base) has written, of its target alone for k 0; fields of a recipe by name.
 
-    Prompts run in chunks of 32 rows alone, for each size is a graph to trace. With `chunks=()` they have those that
-    every bundle has, as they do with NKI kernels, which take no such chunk.
+    Prompts run in chunks of 128 rows only, for each size is a graph to trace. With `chunks=()` they have those of every
+    bundle.
     """
-    recipe: dict[str, Any] = {} if changes.get("kernels") == "nki" else {"chunks": (32,)}
-    recipe |= {n: changes.pop(n) for n in _OF_RECIPE if n in changes}
+    recipe: dict[str, Any] = {"chunks": (128,)} | {n: changes.pop(n) for n in _OF_RECIPE if n in changes}
     values: dict[str, Any] = {
         "target": str(base / "target"), "tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32",
         "out": str(base / out), "recipe": Recipe(**recipe),
@@ -78,11 +78,24 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     return BuildSpec(**(values | changes))
 
 
+def collectives(proto: bytes) -> dict[str, int]:
+    """How often an execution of a graph runs each collective; those of loops are counted once."""
+    module = hlo.parse(proto)
+    bodies = {c.id: c.instructions for c in module.computations}
+
+    def run(computation: int) -> Counter[str]:
+        body = bodies[computation]
+        called = [run(c) for i in body for c in i.called_computation_ids]
+        return sum(called, Counter(i.opcode for i in body if i.opcode in ("all-reduce", "all-gather")))
+
+    return dict(run(module.entry_computation_id))
+
+
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
-        weight.ours: torch.cat([piece.rows for piece in checkpoint.pieces(weight, [rank], tp, dtype)])
-        for weight in model_of(checkpoint.config).weights(checkpoint.config, packing)
+        weight.name: list(checkpoint.shards(weight, tp, dtype))[rank]
+        for weight in drafter_of(checkpoint.config).weights(checkpoint.config, packing)
     }
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
 

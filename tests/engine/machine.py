@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from model.asks import IN_PROMPT
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey
+from model.logits_processors import PROMPT_FLAG
+from model.logprobs import TOP
 from model.sampling import NO_ID
-from model.scores import TOP
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.masks import allows
 
@@ -122,7 +122,9 @@ class Machine:
             new = visible[int(inputs.positions[row]) + 1 :] if inputs.num_tokens is None else []
             drawn = self.counts[slot].copy()
             np.add.at(drawn, [token for token in new if token >= 0], 1)
-            counts = sorted((int(t), int(drawn[t] % IN_PROMPT), int(drawn[t] >= IN_PROMPT)) for t in drawn.nonzero()[0])
+            counts = sorted(
+                (int(t), int(drawn[t] % PROMPT_FLAG), int(drawn[t] >= PROMPT_FLAG)) for t in drawn.nonzero()[0]
+            )
         rng = random.Random(f"{visible} {inputs.seeds[row].tolist()} {counts}")
         if int(inputs.seeds[row, 0]) == self.broken and len(visible) % 17 == 0:
             return NO_ID

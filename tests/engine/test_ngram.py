@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from compile.doctor import main as doctor
-from compile.serve_command import check_loadable
 from compile.spec import BuildSpec
 from model.errors import UserError
 from tests.model.family import graphs as graphs_of
 from trnspec.engine.config import engine_config
-from trnspec.engine.engine import Engine, Proposer
+from trnspec.engine.engine import Engine, Proposer, ngram_propose
 from trnspec.engine.ngram import propose
 from trnspec.engine.request import Params, Request, Result
 from trnspec.runtime.xla import XlaRunner
@@ -58,10 +57,11 @@ REQUESTS = [
 ]
 
 
-def _run(graphs: XlaRunner, speculative: bool = True, by: Proposer | None = None) -> list[Result]:
+def _run(graphs: XlaRunner, speculative: bool = True, by: Proposer = ngram_propose) -> list[Result]:
     return Engine(graphs, engine_config(graphs.bundle), speculative, propose=by).run(REQUESTS)
 
 
+@pytest.mark.slow
 def test_tokens_are_the_targets_whatever_the_host_proposes(graphs: XlaRunner) -> None:
     expected = _run(graphs, speculative=False)
     ids = [r.ids for r in expected]
@@ -82,8 +82,6 @@ def test_the_bundle_is_a_target_that_takes_drafts(graphs: XlaRunner, capsys: pyt
     assert not [t.name for g in bundle.graphs for t in (*g.weights, *g.state) if t.name.startswith("draft")]
     doctor([str(bundle.path)])
     assert "ngram" in capsys.readouterr().out
-    with pytest.raises(UserError, match="its drafts come from the host"):
-        check_loadable(bundle, "v0")
 
 
 def test_what_does_not_go_together_is_refused(family: Path, tmp_path: Path) -> None:

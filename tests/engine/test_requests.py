@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.asks import BIASES
 from model.errors import UserError
+from model.logits_processors import MAX_BIASES
 from tests.engine.machine import CONFIG, V
 from trnspec.engine.masks import ConstrainedDraft, allows, mask_fn, mask_of
 from trnspec.engine.request import Params, Request, check
@@ -38,7 +38,7 @@ BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
     "a penalty": ({"frequency_penalty": 2.5}, r"frequency-penalty is 2.5; it must be a number in \[-2, 2\]"),
     "repetition": ({"repetition_penalty": 0.0}, "repetition-penalty is 0.0"),
     "a bias": ({"logit_bias": {4: 101.0}}, "logit-bias of 4 is 101.0"),
-    "many biases": ({"logit_bias": dict.fromkeys(range(BIASES + 1), 1.0)}, "logit-bias "),
+    "many biases": ({"logit_bias": dict.fromkeys(range(MAX_BIASES + 1), 1.0)}, "logit-bias "),
     "min_tokens": ({"min_tokens": 10}, "min-tokens is 10, above max-new-tokens 9"),
     "an empty word": ({"bad_words": ((),)}, "bad-words holds an empty one"),
     "a word's id": ({"bad_words": ((4, -1),)}, "bad-words holds the id -1"),

@@ -8,11 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from compile.build import build
-from model.progress import progress
 from tests.compile.tiny import spec, write_pair
 from tests.hostile.damage import damage_files, forge
 from tests.hostile.invocations import invocations
@@ -27,15 +25,14 @@ def run(folder: Path, seed: int, seconds: float) -> Iterator[Series]:
     write_pair(folder)
     pair = spec(folder, k=2, batch=1)
     bundle, alone = build(pair), build(spec(folder, "alone", k=0))
-    for name in ("damage", "forge", "words", "over", "new", "traced", "s3"):
+    for name in ("damage", "forge", "words", "over", "new", "s3"):
         (folder / name).mkdir()
     yield damage_files(bundle, folder / "damage", seed, 200)
     yield forge(bundle, folder / "forge", read_bundle)
     yield invocations(folder / "words", bundle, alone)
-    yield faults(bundle, folder / "s3", seed, 60, seconds / 5)
-    yield replacements(pair, folder / "over", seed, 40, seconds / 5)
-    yield beginnings(pair, folder / "new", seed, 60, seconds / 5)
-    yield beginnings(replace(pair, k="1"), folder / "traced", seed, 8, seconds / 8, tracing=True)
+    yield faults(bundle, folder / "s3", seed, 60, seconds / 4)
+    yield replacements(pair, folder / "over", seed, 60, seconds / 4)
+    yield beginnings(pair, folder / "new", seed, 80, seconds / 4)
 
 
 def main(arguments: list[str]) -> None:
@@ -46,7 +43,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     print(f"seed {options.seed}", flush=True)
     short, begin = 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, progress("hostile series"):
+    with tempfile.TemporaryDirectory() as folder:
         for series in run(Path(folder), options.seed, options.seconds):
             short += len(series.short)
             print(f"{series}  ({time.monotonic() - begin:.0f} s)", flush=True)

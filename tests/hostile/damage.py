@@ -27,22 +27,21 @@ def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
     for _ in range(count):
         name, kind = rng.choice(names), rng.choice(list(KINDS))
         other = rng.choice([n for n in names if n not in (name, MANIFEST)])
-        if (copy / name).read_bytes() == (copy / other).read_bytes():
+        content = (copy / name).read_bytes()
+        if content == (copy / other).read_bytes():
             continue
-        kept = {n: (copy / n).read_bytes() for n in (name, other)}
         KINDS[kind](copy / name, copy / other, rng)
         series.count(f"{kind} of {name}", refusal(lambda: _verified(copy)))
-        for n, content in kept.items():
-            (copy / n).write_bytes(content)
+        (copy / name).write_bytes(content)
         _verified(copy)
     shutil.rmtree(copy)
     return series
 
 
 def _verified(folder: Path) -> None:
-    """Open a bundle, and read its weights too, which a loader does later."""
-    if sentences := damage(open_bundle(folder)):
-        raise UserError(f"{folder} is damaged: {sentences[0]}")
+    """Open a bundle, and read what a loader reads later."""
+    if found := damage(open_bundle(folder)):
+        raise UserError(f"{folder} is damaged: {found[0]}")
 
 
 def _flip(file: Path, _: Path, rng: random.Random) -> None:
@@ -60,75 +59,65 @@ def _extend(file: Path, _: Path, rng: random.Random) -> None:
     file.write_bytes(file.read_bytes() + b"}" + rng.randbytes(rng.randrange(64)))
 
 
-def _delete(file: Path, _: Path, rng: random.Random) -> None:
-    file.unlink()
-
-
-def _replace(file: Path, other: Path, rng: random.Random) -> None:
-    shutil.copy2(other, file)
-
-
-def _folder(file: Path, _: Path, rng: random.Random) -> None:
-    content = file.read_bytes()
-    file.unlink()
-    file.symlink_to(file.parent)
-    file.unlink()
-    file.write_bytes(content[::-1])
-
-
-KINDS: dict[str, Callable[[Path, Path, random.Random], None]] = {
+KINDS: dict[str, Callable[[Path, Path, random.Random], object]] = {
     "flip": _flip,
     "cut": _cut,
     "extension": _extend,
-    "deletion": _delete,
-    "exchange": _replace,
-    "reversal": _folder,
+    "deletion": lambda file, other, rng: file.unlink(),
+    "exchange": lambda file, other, rng: shutil.copy2(other, file),
+    "reversal": lambda file, other, rng: file.write_bytes(file.read_bytes()[::-1]),
 }
 # where a field is, and what it becomes; the digests are computed anew, as an author of a forged manifest would
-CONFIGS = ("target_config", "draft_config")
+CONFIGS, TOKENIZER = ("target_config", "draft_config"), "files|tokenizer/tokenizer.json"
+SHARD = "files|weights/tp0_sharded_checkpoint.safetensors"
 EDITS: list[tuple[str, Any]] = [
-    *[("spec.ks", v) for v in ([1], [9], [3, 2], [2, 2], ["2"], [True], [None], [-1], [2.0], [10**9], [], 2, "2", [0])],
-    *[(f"spec.{name}", v) for name in ("tp", "batch", "max_len") for v in (0, -1, 5, HUGE, "1", True, None, 1.0)],
-    *[("spec.draft_tp", v) for v in (-1, 3, HUGE, "1", True, None)],
-    *[("spec.dtype", v) for v in ("int9", "bf16", 32, None)],
-    *[("spec.kernels", v) for v in ("x", "nki", 1, None)],
-    # a field of older builds
-    *[("spec.kv_shard", v) for v in ("heads", "sequence")],
-    *[("spec.drafter", v) for v in ("eagle3", "dflash", "parallel", "ngram", "none", "x", "", 7, None)],
-    *[("spec.draft_config", v) for v in (None, {}, [], 7, {"hidden_size": 32})],
-    *[(f"spec.{of}.vocab_size", v) for of in CONFIGS for v in (5, 0, -64, "64", HUGE)],
-    *[(f"spec.{of}.hidden_size", v) for of in CONFIGS for v in (0, 64, -32, "32", HUGE)],
-    *[(f"spec.{of}.intermediate_size", v) for of in CONFIGS for v in (0, 47, -32, True, HUGE)],
-    *[(f"spec.{of}.num_hidden_layers", v) for of in CONFIGS for v in (0, 3, 500, HUGE)],
-    *[(f"spec.{of}.num_attention_heads", v) for of in CONFIGS for v in (0, 3, 1024, HUGE)],
-    *[(f"spec.{of}.num_key_value_heads", v) for of in CONFIGS for v in (0, 3, 4, HUGE)],
-    *[(f"spec.{of}.head_dim", v) for of in CONFIGS for v in (0, 16, 7, HUGE)],
-    *[(f"spec.{of}.max_position_embeddings", v) for of in CONFIGS for v in (0, 64, "x")],
-    *[(f"spec.{of}.eos_token_ids", v) for of in CONFIGS for v in ("x", [HUGE * 10], [-1], 7, [[]], [0] * 65)],
-    *[(f"spec.{of}.rope_theta", v) for of in CONFIGS for v in ("nan", float("nan"), float("inf"), 0, None)],
-    *[(f"spec.{of}.surprise", v) for of in CONFIGS for v in (1,)],
-    *[("spec.target", v) for v in ("", 7, "a\nb", "\x1b[2J", "x" * 5000, "\ud800", "\u2028", None)],
+    *[("spec|ks", v) for v in ([1], [9], [3, 2], [2, 2], ["2"], [True], [None], [-1], [2.0], [10**9], [], 2, "2", [0])],
+    *[(f"spec|{name}", v) for name in ("tp", "batch", "max_len") for v in (0, -1, 5, HUGE, "1", True, None, 1.0)],
+    *[("spec|blocks", v) for v in (-1, 1, HUGE, "1", True, None)],
+    *[("spec|chunks", v) for v in ([32], [64], [384], [256], [128, 128], "128", None)],
+    *[("spec|dtype", v) for v in ("int9", "bf16", 32, None)],
+    *[("spec|kernels", v) for v in ("x", "nki", 1, None)],
+    # fields of older builds
+    *[(f"spec|{name}", v) for name in ("kv_shard", "draft_tp") for v in ("heads", 0)],
+    *[("spec|drafter", v) for v in ("eagle3", "dflash", "parallel", "ngram", "none", "x", "", 7, None)],
+    *[("spec|draft_config", v) for v in (None, {}, [], 7, {"hidden_size": 32})],
+    *[(f"spec|{of}|vocab_size", v) for of in CONFIGS for v in (5, 0, -64, "64", HUGE)],
+    *[(f"spec|{of}|hidden_size", v) for of in CONFIGS for v in (0, 64, -32, "32", HUGE)],
+    *[(f"spec|{of}|intermediate_size", v) for of in CONFIGS for v in (0, 47, -32, True, HUGE)],
+    *[(f"spec|{of}|num_hidden_layers", v) for of in CONFIGS for v in (0, 3, 500, HUGE)],
+    *[(f"spec|{of}|num_attention_heads", v) for of in CONFIGS for v in (0, 3, 1024, HUGE)],
+    *[(f"spec|{of}|num_key_value_heads", v) for of in CONFIGS for v in (0, 3, 4, HUGE)],
+    *[(f"spec|{of}|head_dim", v) for of in CONFIGS for v in (0, 16, 7, HUGE)],
+    *[(f"spec|{of}|max_position_embeddings", v) for of in CONFIGS for v in (0, 64, "x")],
+    *[(f"spec|{of}|eos_token_ids", v) for of in CONFIGS for v in ("x", [HUGE * 10], [-1], 7, [[]], [0] * 65)],
+    *[(f"spec|{of}|rope_theta", v) for of in CONFIGS for v in ("nan", float("nan"), float("inf"), 0, None)],
+    *[(f"spec|{of}|surprise", v) for of in CONFIGS for v in (1,)],
+    *[("spec|target", v) for v in ("", 7, "a\nb", "\x1b[2J", "x" * 5000, "\ud800", "\u2028", None)],
     *[("spec", v) for v in ({}, [], None, "x", {"ks": []})],
-    *[("spec.surprise", v) for v in (1, None)],
+    *[("spec|surprise", v) for v in (1, None)],
     *[("graphs", v) for v in ([], None, {}, "x", {"hlo/x.hlo.pb": "0" * 64})],
-    *[("graphs.hlo/step_k2_bk128.hlo.pb", v) for v in ("0" * 64, "x", None, 7)],
+    ("graphs|hlo/step_k2_bk128.hlo.pb", "0" * 64),
     *[("files", v) for v in ({}, [], None, "x", {"a": {}}, {"a": {"sha256": "x", "bytes": 1}}, {"a": []})],
-    *[("files.neuron_config.json.bytes", v) for v in (-1, "1", True, 1.5, None, 1 << 60)],
-    *[("files.neuron_config.json.sha256", v) for v in ("x", "0" * 63, "A" * 64, 7, None)],
-    *[("files.neuron_config.json.recipe", v) for v in ("x", "", None)],
+    *[(f"{TOKENIZER}|bytes", v) for v in (-1, "1", True, 1.5, None, 1 << 40, 1 << 60)],
+    *[(f"{TOKENIZER}|sha256", v) for v in ("x", "0" * 63, "A" * 64, 7, None)],
+    *[(f"{TOKENIZER}|recipe", v) for v in ("x", "", None)],
+    # sizes that the plan knows
+    *[(f"{name}|bytes", v) for name in (SHARD, "files|hlo/step_k2_bk128.hlo.pb") for v in (30 << 30, 1 << 50)],
+    (f"{SHARD}|bytes", 8),
     *[("compiler", v) for v in (None, [], "x")],
-    *[("compiler.toolchain", v) for v in ("gpu", "full", None)],
-    *[("compiler.neff", v) for v in ("model.pt", "x", 1)],
-    *[("compiler.lnc", v) for v in (3, "2", True, None)],
-    *[("compiler.flags", v) for v in ([], {"a": 1}, {str(i): "" for i in range(9)})],
+    *[("compiler|toolchain", v) for v in ("gpu", "full", None)],
+    *[("compiler|neff", v) for v in ("model.pt", "x", 1)],
+    *[("compiler|lnc", v) for v in (3, "2", True, None)],
+    *[("compiler|flags", v) for v in ([], {"a": 1}, {str(i): "" for i in range(9)})],
     *[("format", v) for v in ("x", None, 7)],
-    *[("format_version", v) for v in (0, 2, 4, "3", True, None, 3.0)],
+    *[("format_version", v) for v in (0, 3, 5, "4", True, None, 4.0)],
     *[("versions", v) for v in ([], {"torch": 7}, None)],
     *[("commit", v) for v in (7, "a\nb", [], "x" * 300)],
-    *[("surprise", v) for v in (1, None, {})],
+    *[(name, v) for name in ("surprise", "plan", "digest") for v in (1, None, {})],
 ]
 NAMES = ["", ".", "..", "../x", "/x", "a/../b", "a//b", "a/", "./a", ".build/x", MANIFEST, "MANIFEST.JSON", "a\0",
-         "a\n", "a\x1b[2J", "a\\b", "x.part", "x.tmp", "a b", "é", "\ud800", "x" * 300, "hlo",
+         "a\n", "a\x1b[2J", "a\\b", "x.part", "logs/x.tmp", "a b", "é", "\ud800", "x" * 300, "hlo", "logs", "hlo/x",
+         "weights/tp1_sharded_checkpoint.safetensors", "weights/x", "Tokenizer/tokenizer.json", "executables/x",
          "a" + "/a" * 20]  # fmt: skip
 
 
@@ -136,44 +125,28 @@ def forge(bundle: Path, scratch: Path, read: Callable[[Path], object]) -> Series
     """Edited manifests with right digests: each is refused, before a number of it is used."""
     series, copy = Series("forged manifests refused"), scratch / "forged"
     shutil.copytree(bundle, copy)
-    whole = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
-    entry = whole["files"]["neuron_config.json"]
-    edits = [*EDITS, *(("files", whole["files"] | {name: entry}) for name in NAMES)]
-    for where, value in edits:
-        manifest = json.loads(json.dumps(whole))
-        if _put(manifest, where, value):
+    manifest = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
+    entry = manifest["files"]["tokenizer/tokenizer.json"]
+    for where, value in [*EDITS, *(("files", manifest["files"] | {name: entry}) for name in NAMES)]:
+        forged = json.loads(json.dumps(manifest))
+        if _put(forged, where.split("|"), value):
             continue
-        manifest.pop("manifest_sha256")
-        manifest["manifest_sha256"] = canonical_hash(manifest)
-        (copy / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        what = (
-            f"{where} = {str(value)[:40]!r}"
-            if where != "files"
-            else f"files {sorted(set(value or ()) - set(whole['files']))}"
-        )
-        series.count(what, refusal(lambda: read(copy)))
-    for content in (
-        b"",
-        b"[]",
-        b"null",
-        b"7",
-        b"{",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"format": "trnspec-bundle"}',
-        b"1" * 5000,
-    ):
+        forged.pop("manifest_sha256")
+        forged["manifest_sha256"] = canonical_hash(forged)
+        (copy / MANIFEST).write_text(json.dumps(forged), encoding="utf-8")
+        added = sorted(set(value or ()) - set(manifest["files"])) if where == "files" else str(value)[:40]
+        series.count(f"{where} = {added!r}", refusal(lambda: read(copy)))
+    for content in (b"", b"[]", b"null", b"7", b"{", b"\xff", b"[" * 100_000, b'{"format": "trnspec-bundle"}',
+                    b"1" * 5000):  # fmt: skip
         (copy / MANIFEST).write_bytes(content)
         series.count(f"manifest {content[:20]!r}", refusal(lambda: read(copy)))
     shutil.rmtree(copy)
     return series
 
 
-def _put(value: Any, where: str, new: Any) -> bool:
+def _put(value: Any, path: list[str], new: Any) -> bool:
     """Change a field in place; whether it had that value already."""
-    # a file's name has dots of its own
-    path = where.replace(".hlo.pb", "/hlo/pb").replace("_config.json", "_config/json").split(".")
-    *path, last = [step.replace("/hlo/pb", ".hlo.pb").replace("_config/json", "_config.json") for step in path]
+    *path, last = path
     for step in path:
         value = value[step]
     same = last in value and type(value[last]) is type(new) and value[last] == new

@@ -11,289 +11,86 @@ from typing import Any
 from tests.compile.tiny import BASE
 from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.engine.request import Params, Request, Shape, check
+from trnspec.engine.config import EngineConfig
+from trnspec.engine.request import Params, Request, check
 
-# a row a line, after what each row of its block begins with; {tmp} holds what `furnish` makes, {bundle} is a whole
-# bundle of a tiny pair, {alone} one of its target
+# rows between commas, each after what the rows of its block begin with; {tmp} has what `furnish` makes, {bundle} is a
+# bundle of a tiny pair, {alone} one of its target; "-" is a command without words
 TABLE: tuple[tuple[str, str, str], ...] = (
     ("compile.build", "--out {tmp}/new --target {tmp}/target --k 0 --tp 1 --max-len 128 ", """
-        --k 32
-        --k -1
-        --k x
-        --k 1.5
-        --k=-1,3
-        --k 0,x
-        --k
-        --k 7 --draft Qwen/No
-        --draft {tmp}/target
-        --recipe {tmp}/nothing
-        --recipe {tmp}/file
-        --recipe {tmp}/binary
-        --recipe {tmp}/config-list/config.json
-        --recipe {tmp}/config-deep/config.json
-        --recipe {tmp}/config-llama/config.json
-        --recipe {tmp}/recipe-draft
-        --recipe {tmp}/recipe-toolchain --dry-run
-        --recipe {tmp}/recipe-flags
-        --tp 3
-        --tp 0
-        --tp -1
-        --tp 128
-        --tp 1000000000
-        --tp x
-        --tp 64
-        --batch 0
-        --batch -1
-        --batch x
-        --max-len 0
-        --max-len 100
-        --max-len -128
-        --max-len 1000
-        --max-len 65536
-        --max-len x
-        --dtype int4
-        --dtype
-        --kernels x
-        --drafter x
-        --drafter chain
-        --out {tmp}/file
-        --out {tmp}/mine
-        --out {tmp}/file/below
-        --out /
-        --out {tmp}/loop
-        --out {tmp}/loop/below
-        --nonsense
-        stray
+        --k 32, --k -1, --k x, --k 1.5, --k=-1;3, --k 0;x, --k, --k 7 --draft Qwen/No, --draft {tmp}/target,
+        --recipe {tmp}/nothing, --recipe {tmp}/file, --recipe {tmp}/binary, --recipe {tmp}/config-list/config.json,
+        --recipe {tmp}/config-deep/config.json, --recipe {tmp}/config-llama/config.json, --recipe {tmp}/recipe-draft,
+        --recipe {tmp}/recipe-toolchain --dry-run, --recipe {tmp}/recipe-flags, --tp 3, --tp 0, --tp -1, --tp 128,
+        --tp 1000000000, --tp x, --tp 64, --batch 0, --batch -1, --batch x, --max-len 0, --max-len 100,
+        --max-len -128, --max-len 1000, --max-len 65536, --max-len x, --dtype int4, --dtype, --kernels x, --drafter x,
+        --drafter chain, --out {tmp}/file, --out {tmp}/mine, --out {tmp}/file/below, --out /, --out {tmp}/loop,
+        --out {tmp}/loop/below, --out s3://bucket/x, --out s3:x, --out {tmp}/strange, --nonsense, stray
     """),
     ("compile.build", "--out {tmp}/new --k 0 --tp 1 --max-len 128 --dry-run --target {tmp}/", """
-        nothing
-        empty
-        file
-        config-list
-        config-null
-        config-number
-        config-text
-        config-deep
-        config-llama
-        config-half
-        config-binary
-        hidden_size--192
-        hidden_size-text
-        hidden_size-0
-        hidden_size-true
-        hidden_size-32.5
-        num_hidden_layers-0
-        num_hidden_layers-huge
-        num_attention_heads-0
-        num_attention_heads--4
-        num_key_value_heads-0
-        num_key_value_heads-3
-        intermediate_size-null
-        intermediate_size-0
-        vocab_size-0
-        vocab_size-huge
-        vocab_size-text
-        head_dim-0
-        head_dim-text
-        rope_theta-nan
-        rope_theta-text
-        rope_theta-0
-        rms_norm_eps-0
-        rms_norm_eps-text
-        max_position_embeddings-0
-        eos_token_id-text
-        eos_token_id--1
-        eos_token_id-listed
-        tie_word_embeddings-text
-        rope_parameters-list
-        rope_scaling-yarn
-        attention_bias-true
-        use_sliding_window-true
-        hidden_act-gelu
-        bos_token_id-text
+        nothing, empty, file, config-list, config-null, config-number, config-text, config-deep, config-llama,
+        config-half, config-binary, hidden_size--192, hidden_size-text, hidden_size-0, hidden_size-true,
+        hidden_size-32.5, num_hidden_layers-0, num_hidden_layers-huge, num_attention_heads-0, num_attention_heads--4,
+        num_key_value_heads-0, num_key_value_heads-3, intermediate_size-null, intermediate_size-0, vocab_size-0,
+        vocab_size-huge, vocab_size-text, head_dim-0, head_dim-text, rope_theta-nan, rope_theta-text, rope_theta-0,
+        rms_norm_eps-0, rms_norm_eps-text, max_position_embeddings-0, eos_token_id-text, eos_token_id--1,
+        eos_token_id-listed, tie_word_embeddings-text, rope_parameters-list, rope_parameters-theta, rope_scaling-yarn,
+        attention_bias-true, use_sliding_window-true, hidden_act-gelu, bos_token_id-text, quantization_config-yarn
     """),
     ("compile.doctor", "", """
-        -
-        {tmp}/nothing
-        {tmp}/file
-        {tmp}/empty
-        {tmp}/mine
-        {tmp}/forged
-        {bundle} {bundle}
-        --json
-        {bundle} --nonsense
-        {tmp}/cut
-        {tmp}/flipped
+        -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/mine, {tmp}/forged, {bundle} {bundle}, --json,
+        {bundle} --nonsense, {tmp}/cut, {tmp}/flipped, {tmp}/missing, {tmp}/sparse
     """),
     ("compile.serve_command", "", """
-        -
-        {tmp}/nothing
-        {tmp}/file
-        {tmp}/empty
-        {bundle} --engine v0
-        {alone} --engine nrt
-        {tmp}/forged
-        {bundle} --engine v9
-        {bundle} --port x
-        {bundle} {bundle}
-        {tmp}/cut
+        -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/forged, {bundle} --platform x, {alone} --platform nrt,
+        {bundle} --port x, {bundle} {bundle}
     """),
+    ("compile.neuron.__main__", "", "-, {tmp}/nothing, {tmp}/forged, {bundle}, {bundle} --toolchain x"),
     ("compile.store", "", """
-        -
-        nonsense
-        push
-        push {bundle}
-        push {bundle} alone
-        push {bundle} gs://a/b
-        push {bundle} s3://
-        push {bundle} s3://bucket
-        push {bundle} s3:/one/slash/name
-        push {bundle} {tmp}/objects
-        push {bundle} {tmp}/file/below/name
-        push {tmp}/nothing {tmp}/s/x
-        push {tmp}/forged {tmp}/s/x
-        push {tmp}/cut {tmp}/s/x
-        push {tmp}/flipped {tmp}/s/x
-        push {tmp}/mine {tmp}/s/x
-        push {tmp}/file {tmp}/s/x
-        pull
-        pull {tmp}/s/none {tmp}/new2
-        pull {tmp}/nothing/x {tmp}/new2
-        pull {tmp}/forged {tmp}/new2
-        pull {tmp}/s/pair {tmp}/mine
-        pull {tmp}/s/pair {tmp}/file
-        pull {tmp}/s/pair {alone}
-        pull alone {tmp}/new2
-        pull {tmp}/s/pair {tmp}/new2 --public-key nonsense
-        verify {tmp}/s/pair --public-key {tmp}/file
-        ls
-        ls ''
-        ls /
-        ls {tmp}/nothing
-        ls {tmp}/file
-        ls gs://a/b
-        ls s3:/a
-        ls {tmp}/forged-store
-        verify
-        verify {tmp}/s/none
-        verify {tmp}/forged
-        verify alone
-        verify {tmp}/s/pair extra
-        verify {tmp}/s/pair --deep
-        sign {bundle}
-        sign {bundle} --key {tmp}/nothing
-        sign {bundle} --key {tmp}/file
+        -, nonsense, push, push {bundle}, push {bundle} alone, push {bundle} gs://a/b, push {bundle} s3://,
+        push {bundle} s3://bucket, push {bundle} s3:/one/slash/name, push {bundle} {tmp}/objects,
+        push {bundle} {tmp}/file/below/name, push {tmp}/nothing {tmp}/s/x, push {tmp}/forged {tmp}/s/x,
+        push {tmp}/cut {tmp}/s/x, push {tmp}/flipped {tmp}/s/x, push {tmp}/mine {tmp}/s/x, push {tmp}/file {tmp}/s/x,
+        push {tmp}/sparse {tmp}/s/x, push {bundle} {tmp}/huge-store/one, pull, pull {tmp}/s/none {tmp}/new2,
+        pull {tmp}/nothing/x {tmp}/new2, pull {tmp}/forged {tmp}/new2, pull {tmp}/huge-store/one {tmp}/new2,
+        pull {tmp}/s/pair {tmp}/mine, pull {tmp}/s/pair {tmp}/file, pull {tmp}/s/pair {alone}, pull alone {tmp}/new2,
+        pull {tmp}/s/pair {tmp}/new2 --public-key nonsense, verify {tmp}/s/pair --public-key {tmp}/file, ls, ls '',
+        ls /, ls {tmp}/nothing, ls {tmp}/file, ls gs://a/b, ls s3:/a, ls {tmp}/forged-store, ls {tmp}/huge-store,
+        verify, verify {tmp}/s/none, verify {tmp}/forged, verify alone, verify {tmp}/s/pair extra,
+        verify {tmp}/s/pair --deep, sign {bundle}, sign {bundle} --key {tmp}/nothing, sign {bundle} --key {tmp}/file,
         sign {tmp}/nothing --key {tmp}/file
     """),
     ("model.generate", "--bundle {bundle} ", """
-        --prompt ''
-        --prompt a --prompt-file {tmp}/file
-        --prompt-file {tmp}/nothing
-        --prompt-file {tmp}/empty
-        --prompt-file {tmp}/binary
-        --prompt \udcff
-        --prompt a --temperature -1
-        --prompt a --temperature nan
-        --prompt a --temperature inf
-        --prompt a --temperature x
-        --prompt a --top-p 0
-        --prompt a --top-p 1.5
-        --prompt a --top-p nan
-        --prompt a --top-k -1
-        --prompt a --top-k 1.5
-        --prompt a --top-k 99999999
-        --prompt a --min-p 2
-        --prompt a --min-p -1
-        --prompt a --min-p nan
-        --prompt a --seed -1
-        --prompt a --seed 18446744073709551616
-        --prompt a --seed 1.5
-        --prompt a --seed x
-        --prompt a --max-new-tokens 0
-        --prompt a --max-new-tokens -1
-        --prompt a --max-new-tokens x
-        --prompt a --k-limit 9
-        --prompt a --k-limit -1
-        --prompt a --json --stream
-        --prompt a --nonsense
+        --prompt '', --prompt a --prompt-file {tmp}/file, --prompt-file {tmp}/nothing, --prompt-file {tmp}/empty,
+        --prompt-file {tmp}/binary, --prompt \udcff, --prompt a --temperature -1, --prompt a --temperature nan,
+        --prompt a --temperature inf, --prompt a --temperature x, --prompt a --top-p 0, --prompt a --top-p 1.5,
+        --prompt a --top-p nan, --prompt a --top-k -1, --prompt a --top-k 1.5, --prompt a --top-k 99999999,
+        --prompt a --min-p 2, --prompt a --min-p -1, --prompt a --min-p nan, --prompt a --seed -1,
+        --prompt a --seed 18446744073709551616, --prompt a --seed 1.5, --prompt a --seed x,
+        --prompt a --max-new-tokens 0, --prompt a --max-new-tokens -1, --prompt a --max-new-tokens x,
+        --prompt a --k-limit 9, --prompt a --k-limit -1, --prompt a --nonsense
     """),
     ("model.generate", "", """
-        -
-        --prompt a
-        --bundle {bundle}
-        --bundle {tmp}/nothing --prompt a
-        --bundle {tmp}/file --prompt a
-        --bundle {tmp}/empty --prompt a
-        --bundle {tmp}/mine --prompt a
-        --bundle {tmp}/forged --prompt a
-        --bundle {tmp}/cut --prompt a
-        --bundle {tmp}/flipped --prompt a
-        --bundle {tmp}/missing --prompt a
-        --bundle {alone} --prompt a --compare
-    """),
-    ("bench.tune.__main__", "", """
-        --traces {tmp}/nothing
-        --traces {tmp}/binary
-        --traces {tmp}/empty-file
-        --traces {tmp}/config-number/config.json
-    """),
-    ("bench.gate", "", """
-        -
-        --bundle {bundle} --requests 0
-        --bundle {bundle} --tokens 0
-        --bundle {bundle} --drafters
-        --bundle {alone} --requests 3
-        --bundle {tmp}/forged
-        --bundle {tmp}/flipped
-        --baseline http://127.0.0.1:1 --speculative x
-    """),
-    ("bench.wall.__main__", "", """
-        --bundle {tmp}/nothing
-        --bundle {alone}
-        --every 0
-        --ways vllm
-        --show {tmp}/nothing
-        --show {tmp}/empty-file
-        --show {tmp}/config-list/config.json
-        --show {tmp}/binary
-        --nonsense
-    """),
-    ("bench.serving.__main__", "", """
-        -
-        --baseline http://127.0.0.1:1
-        --baseline ftp://a --speculative x
-        --baseline http://127.0.0.1:1 --speculative http://127.0.0.1:1 --requests 0
-        --demo --vllm {tmp}/nothing
-    """),
-    ("bench.reproduce.__main__", "", """
-        --report --results {tmp}/typo
-        --report --results {tmp}/file
-        --nonsense
-    """),
-    ("bench.kernels.__main__", "", """
-        --only no-such-case
-        --nonsense
-    """),
-    ("deploy.keep", "", """
-        {tmp} {tmp}/kept -- {tmp}/missing-command
-        {tmp} gs://a/b
+        -, --prompt a, --bundle {bundle}, --bundle {tmp}/nothing --prompt a, --bundle {tmp}/file --prompt a,
+        --bundle {tmp}/empty --prompt a, --bundle {tmp}/mine --prompt a, --bundle {tmp}/forged --prompt a,
+        --bundle {tmp}/cut --prompt a, --bundle {tmp}/flipped --prompt a, --bundle {tmp}/missing --prompt a,
+        --bundle {tmp}/sparse --prompt a, --bundle {alone} --prompt a --compare
     """),
 )  # fmt: skip
 # configurations of a target that are none: the folder's name says which field is what
 _VALUES: dict[str, Any] = {
     "text": "x", "true": True, "null": None, "huge": 10**12, "nan": "nan", "listed": ["x"], "list": [1],
-    "yarn": {"a": 1}, "gelu": "gelu",
+    "yarn": {"a": 1}, "gelu": "gelu", "theta": {"rope_theta": 5e5, "rope_type": "default"},
 }  # fmt: skip
 _CONTENTS = {
     "config-list": b"[]", "config-null": b"null", "config-number": b"7", "config-text": b'"x"', "config-half": b'{"a":',
     "config-deep": b"[" * 100_000, "config-binary": b"\xff\xfe\x00", "config-llama": b'{"model_type": "llama"}',
 }  # fmt: skip
 RECIPES: dict[str, Any] = {
-    "recipe-draft": {"draft_tp": 2},
-    "recipe-toolchain": {"toolchain": "gpu"},
+    "recipe-draft": {"draft_tp": 2}, "recipe-toolchain": {"toolchain": "gpu"},
     "recipe-flags": {"compiler_flags": {"x": "1"}},
 }  # fmt: skip
-SHAPE = Shape((3,), 2, 128, (128,), 64, 3)
+CONFIG = EngineConfig((3,), 2, 128, (128,), 64, 3, ((128, 128),))
 REQUESTS = [
     *[Request((1,), Params(**{name: value})) for name, values in {
         "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),
@@ -306,20 +103,23 @@ REQUESTS = [
 ]  # fmt: skip
 
 
+def _rows(text: str) -> list[str]:
+    return [row.strip().replace(";", ",") for row in text.replace("\n", " ").split(",") if row.strip()]
+
+
 def furnish(tmp: Path, bundle: Path) -> None:
     """What the table's rows point at."""
-    for folder in ("empty", "mine", "target"):
-        (tmp / folder).mkdir()
+    for folder in ("empty", "mine", "target", "huge-store/one"):
+        (tmp / folder).mkdir(parents=True)
     (tmp / "file").write_text("nothing of ours\n", encoding="utf-8")
     (tmp / "mine/letter").write_text("mine", encoding="utf-8")
-    (tmp / "empty-file").touch()
     (tmp / "loop").symlink_to("loop")
     for name, recipe in RECIPES.items():
         (tmp / name).write_text(json.dumps(recipe), encoding="utf-8")
     (tmp / "binary").write_bytes(bytes(range(128, 256)))
     base = BASE | {"num_hidden_layers": 1, "tie_word_embeddings": True}
     (tmp / "target/config.json").write_text(json.dumps(base), encoding="utf-8")
-    for folder in TABLE[1][2].split():
+    for folder in _rows(TABLE[1][2]):
         if (tmp / folder).exists() or folder == "nothing":
             continue
         (tmp / folder).mkdir()
@@ -332,18 +132,21 @@ def furnish(tmp: Path, bundle: Path) -> None:
 
 
 def _damaged(tmp: Path, bundle: Path) -> None:
-    whole = (bundle / MANIFEST).read_bytes()
-    for name in ("forged", "cut", "flipped", "missing"):
+    manifest, shard = (bundle / MANIFEST).read_bytes(), "weights/tp0_sharded_checkpoint.safetensors"
+    for name in ("forged", "cut", "flipped", "missing", "sparse", "strange"):
         for file in (p for p in bundle.rglob("*") if p.is_file() and ".build" not in p.parts):
             copy = tmp / name / file.relative_to(bundle)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(file.read_bytes())
-    (tmp / "forged" / MANIFEST).write_bytes(whole.replace(b'"batch": ', b'"batch": 1', 1))
-    shard = "weights/tp0_sharded_checkpoint.safetensors"
+    (tmp / "strange/notes.txt").write_text("a user's", encoding="utf-8")
+    (tmp / "forged" / MANIFEST).write_bytes(manifest.replace(b'"batch": ', b'"batch": 1', 1))
     content = (bundle / shard).read_bytes()
     (tmp / "cut" / shard).write_bytes(content[:-9])
     (tmp / "flipped" / shard).write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
     next((tmp / "missing/hlo").iterdir()).unlink()
+    for huge in ("sparse" / Path(shard), "sparse/manifest.json.minisig", "huge-store/one/manifest.json"):
+        with (tmp / huge).open("ab") as file:
+            file.truncate(1 << 40)
     (tmp / "forged-store/one").mkdir(parents=True)
     (tmp / "forged-store/one" / MANIFEST).write_bytes(b"{}")
 
@@ -355,22 +158,21 @@ def invocations(tmp: Path, bundle: Path, alone: Path) -> Series:
     main_of("compile.store")(["push", str(bundle), str(tmp / "s/pair")])
     for command, before, rows in TABLE:
         main = main_of(command)
-        for row in (f"{before}{line.strip()}" for line in rows.strip().splitlines()):
-            # a line "-" is a command without words
+        for row in (f"{before}{row}" for row in _rows(rows)):
             given = [] if row == "-" else row.split()
             words = [word.strip("'").format(tmp=tmp, bundle=bundle, alone=alone) for word in given]
             series.count(f"{command} {row}", refusal(lambda words=words, main=main: main(words)))  # type: ignore[misc]
     for request in REQUESTS:
-        series.count(str(request), refusal(lambda request=request: check(SHAPE, request)))  # type: ignore[misc]
+        series.count(str(request), refusal(lambda request=request: check(CONFIG, request)))  # type: ignore[misc]
     return series
 
 
 def main_of(command: str) -> Any:
-    """A command's main; nothing that it is told reaches a network."""
+    """A command's main; no words of the table reach a network."""
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     return importlib.import_module(command).main
 
 
 def allowed() -> list[Request]:
-    """What stands beside the refusals: the same fields at the ends of their ranges."""
+    """The same fields as the refusals at the ends of their ranges."""
     return [Request((0, 63)), Request((1,), Params(1, 5, 1, 1, 2**64 - 1), k_limit=0), Request((1,) * 127, k_limit=3)]

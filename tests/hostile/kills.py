@@ -1,4 +1,4 @@
-"""kill -9 of builds: over a good bundle, which must stay whole until the new one is, and of new ones."""
+"""kill -9 of builds: over a good bundle, which must stay until the new one is complete, and of new ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import compile.build
 from compile.build import build
-from compile.bundle import cutting
 from compile.doctor import findings
 from compile.spec import BuildSpec
 from model.errors import UserError
@@ -26,13 +25,9 @@ _MORE, _LONG_S = (0, 0, 1, 3), 60.0
 
 
 def _build(spec: BuildSpec, traced: Path | None) -> None:
-    """Build; with `traced`, a bundle of the same graphs, take them from there: while it traces a build writes nothing.
-
-    Shards are noted after every weight, so that a kill meets them at many lengths.
-    """
-    cutting.PART_BYTES = 1
+    """Build; with graphs of `traced`, a bundle of the same: while it traces, a build writes nothing."""
     if traced:
-        compile.build.lower_graphs = lambda _, graphs: ((traced / graph.file).read_bytes() for graph in graphs)
+        compile.build.lower_graphs = lambda _, graphs: ((g, (traced / g.file).read_bytes()) for g in graphs)
     build(spec)
 
 
@@ -90,7 +85,7 @@ def _judge_moments(series: Series, moments: set[frozenset[str]]) -> None:
 
 
 def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
-    """Builds of another k over a good bundle, killed at random moments: what is served is the old one or the new."""
+    """Builds of another k over a good bundle, killed at random moments: what is there is the old one or the new."""
     series, rng = Series("kills of a build over a good bundle survived"), random.Random(seed)
     out, begin, moments = scratch / "served", time.monotonic(), set[frozenset[str]]()
     one = replace(spec, out=str(out))
@@ -112,33 +107,26 @@ def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds:
     return series
 
 
-def beginnings(
-    spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9, tracing: bool = False
-) -> Series:
-    """New builds, killed and started again: no half bundle is accepted, and the end is the whole one's digests."""
-    series, rng = Series(f"kills of a new build{' that traces' * tracing} survived"), random.Random(seed)
+def beginnings(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
+    """New builds, killed and started again: no half bundle is accepted, and the end has the digests of a whole one."""
+    series, rng = Series("kills of a new build survived"), random.Random(seed)
     whole, out = replace(spec, out=str(scratch / "whole")), scratch / "killed"
-    begin, moments = time.monotonic(), set[frozenset[str]]()
-    traced = None if tracing else build(whole)
+    begin, moments, traced = time.monotonic(), set[frozenset[str]](), build(whole)
     length = _timed(replace(spec, out=str(scratch / "timed")), traced)
-    build(whole)
     digests = {n: e.sha256 for n, e in read_bundle(Path(whole.out)).files.items()}
     while series.tried < count and time.monotonic() - begin < seconds:
         process = start(replace(spec, out=str(out)), traced)
         # a build that goes on is shorter: moments are drawn from all lengths
         after = rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))
-        if _killed(process, after, out, 0 if tracing else rng.choice(_MORE)):
+        if _killed(process, after, out, rng.choice(_MORE)):
             half = (out / MANIFEST).exists() and _k(out) != int(spec.k)
             moments.add(_names(out))
             series.count("a new build", "a half bundle is there" if half else "")
         if (out / MANIFEST).exists():
             shutil.rmtree(out)
-    # a build that traces spends its time at one place
-    if traced:
-        _judge_moments(series, moments)
+    _judge_moments(series, moments)
     build(replace(spec, out=str(out)))
     same = {n: e.sha256 for n, e in read_bundle(out).files.items()} == digests
-    series.count(
-        "the last build", "" if same and _k(out) == int(spec.k) else "other digests than an undisturbed build's"
-    )
+    wrong = "" if same and _k(out) == int(spec.k) else "other digests than an undisturbed build's"
+    series.count("the last build", wrong)
     return series

@@ -19,7 +19,7 @@ from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
 from trnspec.bundle.opening import open_bundle
 
-KINDS = ("drop", "SlowDown", "AccessDenied", "RequestTimeTooSkewed", "truncate", "flip")
+DRAFTERS = ("drop", "SlowDown", "AccessDenied", "RequestTimeTooSkewed", "truncate", "flip")
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
     "AWS_SECRET_ACCESS_KEY": "secret",
@@ -55,7 +55,7 @@ def _series(bundle: Path, scratch: Path, rng: random.Random, count: int, seconds
         if pulling:
             push(bundle, address)
         method = rng.choice(("GET", "HEAD") if pulling else ("PUT", "HEAD"))
-        kind = rng.choice(KINDS if method == "GET" else KINDS[:4])
+        kind = rng.choice(DRAFTERS if method == "GET" else DRAFTERS[:4])
         what = f"{kind} of {method} in a {'pull' if pulling else 'push'}"
         proxy.faults = [Fault(kind, method, rng.choice(("objects", MANIFEST)), rng.choice((1, 10**6)))]
         fault = refusal((lambda a=address: pull(a, copy)) if pulling else (lambda a=address: push(bundle, a)))

@@ -10,7 +10,8 @@ import dataclasses
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -21,15 +22,21 @@ import compile.build
 from compile.build import build
 from compile.doctor import findings
 from compile.spec import BuildSpec
+from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec
+from model.nki import simulated
 from tests.compile.tiny import spec, write_model
+from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.last_few import last_few
 from tests.model.heads import write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
 from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
 from trnspec.runtime.xla import XlaRunner
 
+E = TypeVar("E", bound=Engine)
 V, MASK = 64, 61
 NOT_TRACED = b"not traced"
 # of each drafter: the flags that are its own; a second k is for steps of few drafts
@@ -95,18 +102,33 @@ def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
     return XlaRunner(bundle)
 
 
+@last_few
+def eager(folder: Path, drafter: str = "chain", **changes: Any) -> EagerGraphs:
+    """The graphs of a drafter in eager torch, on one rank in fp32."""
+    plan = family_spec(folder, drafter, **changes)
+    return eager_graphs(plan.bundle, plan.checkpoints, simulated.serve)
+
+
+def eager_engine(
+    folder: Path, drafter: str = "chain", speculative: bool = True, kind: type[E] = Engine, **changes: Any
+) -> E:  # type: ignore[assignment]
+    """An engine of `eager` graphs, whose caches the last one has used."""
+    shape = engine_config(SimpleNamespace(spec=family_spec(folder, drafter, **changes).bundle))  # type: ignore[arg-type]
+    return kind(eager(folder, drafter, **changes), shape, speculative)
+
+
 class AsTheyRun(XlaRunner):
     """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
 
-    def _load(self, graph: GraphSpec) -> None:
-        if self._protos[graph.key] == NOT_TRACED:
-            (self._protos[graph.key],) = compile.build.lower_graphs(self.bundle.spec, [graph])
-        super()._load(graph)
+    def _executable(self, key: GraphKey) -> Any:
+        if self._protos[key] == NOT_TRACED:
+            ((_, self._protos[key]),) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
+        return super()._executable(key)
 
 
-def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[bytes]:
+def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
     """In the place of `compile.graph.trace.lower_graphs`."""
-    return (NOT_TRACED for _ in graphs)
+    return ((graph, NOT_TRACED) for graph in graphs)
 
 
 def untraced(plan: BuildSpec) -> Path:

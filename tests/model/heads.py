@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.config import load_config
-from model.drafters import dflash, eagle3
+from model.drafters.dflash import DFlash
+from model.drafters.eagle3 import Eagle3
 from model.drafters.registry import load_draft
 from tests.compile.tiny import BASE
 from trnspec.bundle.part import checkpoint_shapes
@@ -26,6 +27,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
                  "enable_confidence_head": True},
     "speculators": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
                     "draft_vocab_size": 64},
+    "from anchor": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
+                    "sample_from_anchor": True},
 }  # fmt: skip
 LAYER = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
@@ -55,7 +58,7 @@ def write_head(
     raw = layer | own if original else named | {"transformer_layer_config": layer}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     of_target = load_config(str(target))
-    config = load_draft(eagle3.KIND, str(folder), of_target)
+    config = load_draft(Eagle3, str(folder), of_target)
     generator = torch.Generator().manual_seed(3)
     tensors: dict[str, torch.Tensor] = {}
     for name, shape in checkpoint_shapes(config).items():
@@ -93,9 +96,9 @@ def write_block(
     if taps:
         named["target_layer_ids"] = [tap - 1 for tap in taps]
         own.pop("num_target_layers", None)
-    raw = own | ({"transformer_layer_config": layers} if form == "speculators" else layers)
+    raw = own | ({"transformer_layer_config": layers} if "speculators_model_type" in own else layers)
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    config = load_draft(dflash.KIND, str(folder), load_config(str(target)))
+    config = load_draft(DFlash, str(folder), load_config(str(target)))
     generator, tensors = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()
     for name, shape in checkpoint_shapes(config).items():
         noise = torch.randn(shape, generator=generator)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.attention import KEY_TILE
-from model.cache import AttentionMetadata, Cache, empty_caches
+from model.cache import KEY_TILE, AttentionMetadata, Cache, empty_caches
 from model.config import ModelConfig
-from model.parallel import ONE_RANK
 
 
 def block_table(batch: int, length: int) -> Tensor:
@@ -19,7 +17,7 @@ def block_table(batch: int, length: int) -> Tensor:
 
 def empty(config: ModelConfig, batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[Cache]:
     """Caches for `block_table`, on one rank."""
-    return empty_caches(config, ONE_RANK, 1 + block_table(batch, length).numel(), KEY_TILE, dtype)
+    return empty_caches(config, 1, 1 + block_table(batch, length).numel(), dtype)
 
 
 def rows(first: int, stop: int, batch: int, length: int) -> AttentionMetadata:

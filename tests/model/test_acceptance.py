@@ -15,21 +15,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.eager import Eager
 from model.config import Qwen3Config
-from model.drafters import Drafter
+from model.drafter import Drafter
 from model.drafters.chain import Chain
 from model.drafters.dflash import DFlash, DFlashConfig, DFlashModel
-from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Draft
-from model.drafters.parallel import MaskedDraft
-from model.ops import EAGER
+from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Model
+from model.drafters.parallel import MaskedConfig, Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from tests.eager_graphs import EagerGraphs
+from trnspec.engine.config import EngineConfig
 from trnspec.engine.engine import Engine
-from trnspec.engine.request import Params, Request, Result, Shape
+from trnspec.engine.request import Params, Request, Result
 
 V, DRAWN, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
-CONFIG = Qwen3Config(SIZE, 48, 2, 4, 2, False, 8, V)
+SIZES: dict[str, Any] = {"hidden_size": SIZE, "intermediate_size": 48, "num_attention_heads": 4,
+                         "num_key_value_heads": 2, "head_dim": 32, "vocab_size": V}  # fmt: skip
+CONFIG = Qwen3Config(**SIZES, num_hidden_layers=2, tie_word_embeddings=False)
 Model = TypeVar("Model", bound=Qwen3)
 PARAMS = [Params(), Params(0.7, seed=5), Params(1.3, seed=6), Params(1.2, min_p=0.25, seed=7)]
 
@@ -74,11 +76,8 @@ def _of_one_law(model: Model) -> Model:
 def _eagle3() -> Eagle3:
     """A head of DRAWN ids of its own, whose feature is the target's embedding."""
     row_E, logits_V, ids_D = _law()
-    sizes = {"vocab_size": V, "draft_vocab_size": DRAWN, "target_hidden_size": SIZE, "taps": (0,)}
-    model = Eagle3Draft(
-        Eagle3Config(SIZE, 48, 4, 2, 8, **sizes, norm_before_residual=False, rope_theta=1e6, rms_norm_eps=1e-6,
-                     max_position_embeddings=512)  # type: ignore[arg-type]
-    )  # fmt: skip
+    facts: dict[str, Any] = {"draft_vocab_size": DRAWN, "target_hidden_size": SIZE, "taps": (0,)}
+    model = Eagle3Model(Eagle3Config(**SIZES, **facts, norm_before_residual=False))
     _random(model, 3, 0.1)
     model.fc.weight.data = torch.eye(SIZE)
     model.layers[0].self_attn.o_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
@@ -113,7 +112,7 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
     "chain": _chain,
     "parallel": lambda: (
         _of_one_law(Qwen3(CONFIG)),
-        MaskedDraft(_of_one_law(Qwen3(CONFIG)), 9),
+        Parallel(_of_one_law(Qwen3(MaskedConfig(**vars(CONFIG), mask_id=9)))),
         (torch.zeros(BATCH, K, 1, dtype=torch.int32),),
     ),
     "eagle3": lambda: (_of_one_law(Qwen3(CONFIG)), _eagle3(), (torch.zeros(BATCH, 1, SIZE),)),
@@ -124,9 +123,8 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
 
 def _engine(drafter: str) -> Engine:
     target, drafting, kept = DRAFTERS[drafter]()
-    target.taps = drafting.taps
-    runner = Eager(Pair(target, drafting, EAGER), kept, 1 + BATCH)
-    return Engine(runner, Shape((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH))
+    runner = EagerGraphs(Pair(target, drafting), kept, 1 + BATCH, BATCH)
+    return Engine(runner, EngineConfig((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH, ((LENGTH, LENGTH),)))
 
 
 def _counts(results: list[Result]) -> tuple[list[int], list[int]]:
@@ -156,8 +154,8 @@ def test_what_is_accepted_depends_on_the_noise() -> None:
     engine = _engine("parallel")
     propose = engine.runner.pair.drafter.propose  # type: ignore[attr-defined]
 
-    def of_others(window: object, ids: object, draw: object, state: object) -> object:
-        return propose(window, ids, draw._replace(noise_RV=draw.noise_RV.flip(1)), state)  # type: ignore[attr-defined]
+    def of_others(rows: object, ids: object, params: object, noise_BNV: Tensor, state: object) -> object:
+        return propose(rows, ids, params, noise_BNV.flip(2), state)
 
     engine.runner.pair.drafter.propose = of_others  # type: ignore[attr-defined]
     drafted, accepted = _counts(engine.run([Request((3,), Params(1.3, seed=1), 21)]))

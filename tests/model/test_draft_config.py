@@ -1,5 +1,6 @@
 """Configurations of heads as they are published: what is read of them, and what is refused in one sentence."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,19 +9,24 @@ import pytest
 
 from model.config import PRESETS, Qwen3Config, load_config
 from model.drafters.eagle3 import Eagle3Config
-from model.drafters.registry import KINDS, inferred
+from model.drafters.registry import DRAFTERS, infer_drafter
 from model.drafters.registry import load_draft as load_of_kind
 from model.errors import UserError
 from model.strict import read
 
 TARGET = load_config("demo/target")
 EAGLE3 = json.loads(Path("demo/draft_eagle3/config.json").read_text())
+HEAD = Eagle3Config(
+    hidden_size=192, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=32, vocab_size=2048,
+    max_position_embeddings=1024, draft_vocab_size=1280, target_hidden_size=192, taps=(1, 3, 5),
+    norm_before_residual=True,
+)  # fmt: skip
 # the original EAGLE-3 format: all at the root, no layers named
 ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}
 
 
 def load_draft(kind: str, name_or_path: str, target: Qwen3Config) -> Any:
-    return load_of_kind(KINDS[kind], name_or_path, target)
+    return load_of_kind(DRAFTERS[kind], name_or_path, target)
 
 
 def folder(tmp_path: Path, raw: object) -> str:
@@ -29,13 +35,12 @@ def folder(tmp_path: Path, raw: object) -> str:
 
 
 def test_the_speculators_format() -> None:
-    config = load_draft("eagle3", "demo/draft_eagle3", TARGET)
-    assert config == Eagle3Config(192, 512, 8, 4, 32, 2048, 1280, 192, (1, 3, 5), True, 1e6, 1e-6, 1024)
+    assert load_draft("eagle3", "demo/draft_eagle3", TARGET) == HEAD
 
 
 def test_the_original_format_taps_as_vllm_does(tmp_path: Path) -> None:
     config = load_draft("eagle3", folder(tmp_path, ORIGINAL), PRESETS["Qwen/Qwen3-32B"])
-    assert config == Eagle3Config(192, 512, 8, 4, 32, 2048, 1280, 192, (2, 32, 61), False, 1e6, 1e-6, 1024)
+    assert config == dataclasses.replace(HEAD, taps=(2, 32, 61), norm_before_residual=False)
 
 
 def test_layers_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
@@ -57,7 +62,7 @@ def test_the_drafter_is_inferred(tmp_path: Path) -> None:
     """Every format claims its own folders."""
     folders = {"demo/draft": "chain", "demo/draft_parallel": "parallel", "demo/draft_eagle3": "eagle3"}
     folders |= {folder(tmp_path, ORIGINAL): "eagle3"}
-    assert {path: inferred(path).name for path in folders} == folders
+    assert {path: infer_drafter(path).name for path in folders} == folders
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])

@@ -1,25 +1,22 @@
-"""Same seed, same tokens, whatever k, the limit, the batch and its order.
+"""Same seed, same tokens, whatever the limit, the batch and its order; test_drafters.py has every drafter.
 
-test_drafters.py does the same for every drafter, tests/compile/test_sharded.py on eight ranks. Every option is met; 15
-drafts a step in one dtype, because XLA compiles a graph for as long as it drafts.
+In eager graphs; a compiled bundle in both dtypes is the second look.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.engine.ahead import ids_ahead
-from tests.model.family import graphs, some_graphs
+from tests.model.family import eager_engine, some_graphs
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.request import Params, Request, Result
-from trnspec.runtime.xla import XlaRunner
-
-pytestmark = pytest.mark.released_code
+from trnspec.engine.request import Params, Request
 
 
 def _requests(count: int, seed: int, tokens: int = 24) -> list[Request]:
@@ -37,71 +34,79 @@ def _requests(count: int, seed: int, tokens: int = 24) -> list[Request]:
     return requests
 
 
-def _run(g: XlaRunner, requests: list[Request], speculative: bool = True) -> list[Result]:
-    return Engine(g, engine_config(g.bundle), speculative).run(requests)
+def _ids(engine: Engine, requests: list[Request]) -> list[list[int]]:
+    return [r.ids for r in engine.run(requests)]
 
 
-def _ids(g: XlaRunner, requests: list[Request], speculative: bool = True) -> list[list[int]]:
-    return [r.ids for r in _run(g, requests, speculative)]
-
-
-@pytest.mark.parametrize(("dtype", "k"), [("fp32", 15), ("bf16", 3)])
-def test_speculation_batch_order_and_limit_change_nothing(family: Path, dtype: str, k: int) -> None:
-    g = some_graphs(family, dtype=dtype, k=k)
-    # 128 requests in all: different ones for each dtype
-    requests = _requests(64, ord(dtype[0]))
-    expected = _ids(g, requests, speculative=False)
-    found = _run(g, requests)
+def _check(engines: Callable[[bool], Engine], requests: list[Request], k: int) -> None:
+    """`engines(speculative)` makes one; a limit for each k."""
+    count = len(requests)
+    expected, found = _ids(engines(False), requests), engines(True).run(requests)
     assert [r.ids for r in found] == expected
     assert 0 < sum(sum(r.accepted) for r in found) < sum(sum(r.drafted) for r in found)
-    order = random.Random(2).sample(range(len(requests)), len(requests))
-    shuffled = _ids(g, [requests[i] for i in order])
-    assert [shuffled[order.index(i)] for i in range(len(requests))] == expected
-    assert [_ids(g, [requests[i]])[0] for i in range(0, 64, 8)] == expected[::8]
+    order = random.Random(2).sample(range(count), count)
+    shuffled = _ids(engines(True), [requests[i] for i in order])
+    assert [shuffled[order.index(i)] for i in range(count)] == expected
+    assert [_ids(engines(True), [requests[i]])[0] for i in range(0, count, 8)] == expected[::8]
     for limit in range(k + 1):
         limited = [Request(**{**vars(r), "k_limit": limit}) for r in requests[limit :: k + 1]]
-        assert _ids(g, limited) == expected[limit :: k + 1]
+        assert _ids(engines(True), limited) == expected[limit :: k + 1]
+
+
+def test_speculation_batch_order_and_limit_change_nothing(family: Path) -> None:
+    _check(lambda speculative: eager_engine(family, "chain", speculative, k=3, batch=8), _requests(16, 3, 12), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.released_code
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiled_speculation_batch_order_and_limit_change_nothing(family: Path, dtype: str) -> None:
+    g = some_graphs(family, dtype=dtype, k=3)
+    _check(lambda speculative: Engine(g, engine_config(g.bundle), speculative), _requests(48, ord(dtype[0])), 3)
 
 
 def test_a_different_graph_emits_the_same(family: Path) -> None:
-    requests = _requests(40, 3)
-    expected = _ids(graphs(family), requests, speculative=False)
-    assert _ids(some_graphs(family, k="1", batch=1), requests) == expected
+    requests = _requests(6, 3)
+    expected = _ids(eager_engine(family, "chain", False, batch=8), requests)
+    assert _ids(eager_engine(family, k="1", batch=1), requests) == expected
 
 
 def test_a_different_seed_is_noticed(family: Path) -> None:
     one, other = (Request((9, 2, 7), Params(1.0, seed=s), 24) for s in (1, 2))
-    assert _ids(graphs(family), [one]) != _ids(graphs(family), [other])
+    assert _ids(eager_engine(family), [one]) != _ids(eager_engine(family), [other])
 
 
 def test_buckets_do_not_show(family: Path) -> None:
-    requests = _requests(12, 5, tokens=30)
-    assert _ids(graphs(family), requests) == _ids(graphs(family, max_len=256), requests)
+    requests = _requests(6, 5, tokens=20)
+    assert _ids(eager_engine(family), requests) == _ids(eager_engine(family, max_len=256), requests)
 
 
 @pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "alone"])
 def test_what_the_devices_hand_to_the_next_step_does_not_show(family: Path, speculative: bool) -> None:
-    """Unread ids, masks and positions as the next step's inputs: more requests than slots, buckets that change."""
-    g = graphs(family, max_len=256)
-    requests = _requests(24, 7, tokens=80)
-    ids, followed = ids_ahead(AsyncEngine(g, engine_config(g.bundle), speculative), requests)
-    assert ids == _ids(g, requests, speculative)
-    assert followed > 20
+    """Unread ids and positions as the next step's inputs: more requests than slots, buckets that change."""
+    requests = _requests(8, 7, tokens=50)
+    ahead = eager_engine(family, "chain", speculative, AsyncEngine, max_len=256)
+    ids, followed = ids_ahead(ahead, requests)
+    assert ids == _ids(eager_engine(family, "chain", speculative, max_len=256), requests)
+    assert followed > 10
 
 
 def test_the_end_of_the_context_is_reached_and_not_passed(family: Path) -> None:
-    g, request = graphs(family), Request((9, 2, 7), Params(0.9, seed=3), 1000)
-    with_, without = _run(g, [request])[0], _run(g, [request], speculative=False)[0]
-    assert (with_.ids, with_.reason) == (without.ids, "context")
-    assert len(request.ids) + len(with_.ids) == 128
+    """Also by steps that are launched ahead, whose limits are those of the step before."""
+    requests = [Request((9, 2, 7) * n, Params(0.9, seed=n), 1000) for n in range(5, 9)]
+    expected = eager_engine(family, "chain", False).run(requests)
+    assert {(len(q.ids) + len(r.ids), r.reason) for q, r in zip(requests, expected, strict=True)} == {(128, "context")}
+    found = eager_engine(family, "itself").run(requests)
+    assert [(r.ids, r.reason) for r in found] == [(r.ids, r.reason) for r in expected]
+    assert ids_ahead(eager_engine(family, "itself", True, AsyncEngine), requests)[0] == [r.ids for r in expected]
 
 
 def test_eos_and_stop_cut_inside_an_accepted_block(family: Path) -> None:
-    g, request = graphs(family), Request((9, 2, 7), Params(1.5, seed=2), 40)
-    whole = _run(g, [request])[0]
+    engine, request = eager_engine(family, "itself"), Request((9, 2, 7), Params(1.5, seed=2), 40)
+    (whole,) = engine.run([request])
     assert whole.tokens_per_step > 1.3, "a block must hold several tokens for this test to mean anything"
-    for at in range(3, 20):
+    for at in range(3, 20, 2):
         token = whole.ids[at]
         first = whole.ids.index(token)
-        cut = _run(g, [Request(request.ids, request.params, 40, (token,))])[0]
+        (cut,) = engine.run([Request(request.ids, request.params, 40, (token,))])
         assert (cut.ids, cut.reason) == (whole.ids[: first + 1], "eos")

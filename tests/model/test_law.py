@@ -22,19 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from model import sampling
-from model.backing import REFERENCE
 from model.cache import AttentionMetadata, Cache
-from model.drafters import Drafter, DraftState
+from model.context import ONE_RANK, Context
+from model.drafter import Drafter, DraftState
 from model.drafters.chain import Chain
 from model.drafters.dflash import DFlash, DFlashModel
 from model.drafters.eagle3 import Eagle3
-from model.drafters.parallel import MaskedDraft
+from model.drafters.parallel import Parallel
 from model.graph_io import StepInputs
-from model.kernels import Kernels
+from model.layers import LanguageModel
 from model.ops import EAGER
-from model.parallel import ONE_RANK, Shard
+from model.parallel import VocabShard
 from model.qwen3 import Hidden
-from model.sampling import Draw, Draws
+from model.sampling import SamplingParams
 from model.speculative import Pair
 from tests.model.test_sampling import law_of_filter
 
@@ -72,14 +72,13 @@ def _prefixes(size: Size, length: int) -> list[tuple[int, ...]]:
     return list(itertools.product(range(size.vocabulary), repeat=length))
 
 
-class Table(nn.Module):
+class Table(LanguageModel):
     """Logits by prefix; the ids of the prefix live in the cache, as keys and values do."""
 
     def __init__(self, size: Size, seed: int) -> None:
-        super().__init__()
-        self.size, self.config, self.kernels = size, seed, Kernels()
-        self.parallel, self.backing, self.head_ops = ONE_RANK, REFERENCE, EAGER
-        self.shard = Shard(torch.zeros(1, 1, dtype=torch.int32), size.vocabulary)
+        config: Any = SimpleNamespace(head_size="vocab_size", vocab_size=size.vocabulary, mask_id=0, seed=seed)
+        super().__init__(config, ONE_RANK)
+        self.size = size
         rng = np.random.default_rng(seed)
         self.of_length = [
             torch.from_numpy(rng.normal(0, 1.2, (size.vocabulary**n, size.vocabulary)).astype(np.float32))
@@ -101,12 +100,11 @@ class Table(nn.Module):
     def logits(self, x_BNV: Tensor) -> Tensor:
         return x_BNV
 
-    def drawn(self, x_BNV: Tensor, draw: Draw) -> tuple[Draws, None]:
-        return self.kernels.coupled_sample(EAGER, x_BNV.flatten(0, 1), draw), None
-
-    def forward(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw) -> tuple[Draws, Hidden]:
+    def forward(
+        self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, params: SamplingParams, noise_BNV: Tensor
+    ) -> tuple[Tensor, list[Cache]]:
         passed = self.hidden(ids_BN, caches, meta)
-        return self.drawn(passed.x_BNE, draw)[0], passed
+        return self.sample(passed.x_BNE, params, noise_BNV).token_ids(), passed.caches
 
     def _after(self, text_BS: Tensor, position_B: Tensor) -> Tensor:
         out = torch.zeros(len(text_BS), self.size.vocabulary)
@@ -124,8 +122,12 @@ class HeadRows(nn.Module):
 
     def __init__(self, table: Table) -> None:
         super().__init__()
-        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+        self.table, self.ctx, self.noise = table, table.ctx, table.noise
         self.config = SimpleNamespace(taps=(0,))
+
+    @property
+    def shard(self) -> VocabShard:
+        return self.table.shard
 
     def feature(self, states_BNF: Tensor) -> Tensor:
         return states_BNF
@@ -136,32 +138,37 @@ class HeadRows(nn.Module):
         passed = self.table.hidden(next_BN, caches, meta._replace(positions_BN=meta.positions_BN + 1))
         return passed.x_BNE, passed.caches
 
-    def drawn(self, x_B1V: Tensor, draw: Draw) -> Tensor:
-        return self.kernels.coupled_sample(EAGER, x_B1V[:, 0], draw).merged().unsqueeze(-1)
+    def draft(self, x_B1V: Tensor, params: SamplingParams, noise_B1V: Tensor) -> Tensor:
+        return self.table.sample(x_B1V, params, noise_B1V).token_ids()
 
     def forward(
-        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], meta: AttentionMetadata, draw: Draw
-    ) -> tuple[Tensor, Tensor, list[Cache]]:
+        self, next_B1: Tensor, x_B1V: Tensor, caches: list[Cache], meta: AttentionMetadata,
+        params: SamplingParams, noise_B1V: Tensor,
+    ) -> tuple[Tensor, Tensor, list[Cache]]:  # fmt: skip
         x_B1V, caches = self.hidden(next_B1, x_B1V, caches, meta)
-        return self.drawn(x_B1V, draw), x_B1V, caches
+        return self.draft(x_B1V, params, noise_B1V), x_B1V, caches
 
 
 class TableBlock(nn.Module):
     """A table as a DFlash draft of shifted rows: the context is the ids of the text, a mask is id 0.
 
-    With a Markov head the walk is the model's own, over tables of a few numbers.
+    With a Markov head the decoding is the model's own, over tables of a few numbers.
     """
 
-    head_ops, walk, _candidates = EAGER, DFlashModel.walk, DFlashModel._candidates
+    markov_decode, _candidates = DFlashModel.markov_decode, DFlashModel._candidates
 
     def __init__(self, table: Table, rank: int) -> None:
         super().__init__()
-        self.table, self.kernels, self.parallel, self.shard = table, table.kernels, table.parallel, table.shard
+        self.table, self.ctx, self.noise, self.sample = table, table.ctx, table.noise, table.sample
         self.config = SimpleNamespace(taps=(0,), shifted=True, causal=False, mask_id=0, markov_rank=rank)
         generator = torch.Generator().manual_seed(rank)
         for name in ("markov_w1", "markov_w2"):
             setattr(self, name, torch.randn(table.size.vocabulary, max(rank, 1), generator=generator))
         self.hidden, self.logits = table.hidden, table.logits
+
+    @property
+    def shard(self) -> VocabShard:
+        return self.table.shard
 
     def context(self, states_BNS: Tensor, caches: list[Cache], meta: AttentionMetadata) -> list[Cache]:
         ids_BN = states_BNS.gather(2, meta.positions_BN.long()[..., None])[..., 0]
@@ -170,11 +177,11 @@ class TableBlock(nn.Module):
 
 # the drafter of a table, and whether the host drafts
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
-    "chain": Chain,  # type: ignore[dict-item]
-    "parallel": lambda table: MaskedDraft(table, 0),  # type: ignore[arg-type]
-    "eagle3": lambda table: Eagle3(HeadRows(table)),  # type: ignore[arg-type]
-    "dflash": lambda table: DFlash(TableBlock(table, 0)),  # type: ignore[arg-type]
-    "dspark": lambda table: DFlash(TableBlock(table, 2)),  # type: ignore[arg-type]
+    "chain": Chain,
+    "parallel": Parallel,
+    "eagle3": lambda table: Eagle3(HeadRows(table)),
+    "dflash": lambda table: DFlash(TableBlock(table, 0)),
+    "dspark": lambda table: DFlash(TableBlock(table, 2)),
     "host": lambda _: Drafter(),
 }
 
@@ -220,11 +227,11 @@ def _emitted_law(size: Size, mix: Mix, drafter: str) -> tuple[dict[tuple[int, ..
         noise_BSV[:, p + 1 + BEGIN] = torch.from_numpy(points[index[:, p]]).float()
 
     # seeds carry the row's number, so that the injected noise is that of (row, position)
-    def noise(seed_R2: Tensor, positions_R: Tensor, vocabulary: int) -> Tensor:
+    def noise(ops: Any, seed_R2: Tensor, positions_R: Tensor, ids_V: Tensor) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
-    pair = Pair(models[0], DRAFTERS[drafter](models[1]), EAGER)  # type: ignore[arg-type]
-    with mock.patch.object(sampling, "gumbel", noise):
+    pair = Pair(models[0], DRAFTERS[drafter](models[1]))  # type: ignore[arg-type]
+    with mock.patch.object(sampling, "gumbel_noise", noise):
         text, accepted = _run(pair, size, mix, batch, length)
     counts: dict[tuple[int, ...], float] = dict.fromkeys(_prefixes(size, size.tokens), 0.0)
     for row, w in zip(map(tuple, text.tolist()), weight, strict=True):
@@ -240,7 +247,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch,), BEGIN, dtype=torch.int32)
-    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, MaskedDraft) else 1, 1, dtype=torch.int32)
+    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
     if isinstance(pair.draft_model, HeadRows):
         kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
     drafts, targets = DraftState(cache(), (kept,)), cache()
@@ -261,7 +268,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
             torch.zeros(batch, 1, dtype=torch.int32),
             torch.full((batch,), size.k, dtype=torch.int32),
         )
-        out = pair.step(size.k, inputs, inputs.sampling(), drafts, targets)
+        out = pair.step(size.k, inputs, inputs.params(), drafts, targets)
         for n in range(size.k + 1):
             place = position.numpy() - BEGIN + n
             keep = (out.accepted_tokens[:, n].numpy() >= 0) & (place < size.tokens)
@@ -327,12 +334,12 @@ def test_a_wrong_acceptance_is_caught(drafter: str) -> None:
 
 
 def test_a_reused_noise_stream_is_caught() -> None:
-    real = Kernels.prepare
+    real = Context.gumbel_noise
 
-    def reused(self: Kernels, ops: Any, asked: Any, positions_BN: Tensor, shard: Shard) -> Draw:
-        return real(self, ops, asked, (positions_BN - 1) // 2 * 2 + 1, shard)
+    def reused(self: Context, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
+        return real(self, seed_R2, (position_R - 1) // 2 * 2 + 1, shard)
 
-    with mock.patch.object(Kernels, "prepare", reused):
+    with mock.patch.object(Context, "gumbel_noise", reused):
         assert _distance(SIZES[0], Mix())[0] > 10 * BOUND
 
 

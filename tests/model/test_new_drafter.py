@@ -1,6 +1,6 @@
 """A new drafter is one file and one line: this file is the one, `setitem` the line in model/drafters/registry.py.
 
-Bigram: draft n + 1 is drawn of a table's row for draft n. It knows one id of the text, and the tokens are the target's.
+Bigram: draft n + 1 is sampled from a table's row for draft n. It knows one id of the text; the tokens are the target's.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from compile.build import build
-from compile.doctor import findings
-from model.backing import REFERENCE, Backing
-from model.cut import IDS, Weight
-from model.drafters import Drafter, DraftState
-from model.drafters.kind import DraftModel, DraftPass, Kind
-from model.drafters.registry import KINDS
-from model.parallel import ONE_RANK, Head, Parallel
-from model.rank_model import RankModel
-from model.sampling import Draw
+from model.config import Qwen3Config
+from model.context import Context
+from model.drafter import Drafter, DraftPass, DraftState, StepRows
+from model.drafters.registry import DRAFTERS
+from model.layers import Head, LanguageModel
+from model.sampling import SamplingParams
 from model.strict import Range, read
-from model.window import Window
+from model.weights import ROWS, Packing, Weight
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.config import engine_config
@@ -37,30 +34,25 @@ from trnspec.runtime.xla import XlaRunner
 
 @dataclass(frozen=True)
 class BigramConfig:
-    """A table of an id's followers."""
+    """A table of an id's followers; no layers, and sizes that any number of ranks divides."""
 
     vocab_size: Annotated[int, Range(1, 1 << 16)]
-    hidden_size: ClassVar[int] = 1
+    hidden_size: ClassVar[int] = 1 << 20
+    intermediate_size: ClassVar[int] = 1 << 20
     num_hidden_layers: ClassVar[int] = 0
     num_attention_heads: ClassVar[int] = 1
     num_key_value_heads: ClassVar[int] = 1
     head_dim: ClassVar[int] = 0
     max_position_embeddings: ClassVar[int] = 1 << 30
-    split: ClassVar[tuple[str, ...]] = ()
-    ids: ClassVar[str] = "vocab_size"
-
-    @property
-    def parameter_count(self) -> int:
-        return self.vocab_size**2
+    head_size: ClassVar[str] = "vocab_size"
 
 
-class BigramTable(RankModel):
+class BigramTable(LanguageModel):
     """logits(id) = the id's row of the table; a head over one-hot ids."""
 
-    def __init__(self, config: Any, parallel: Parallel = ONE_RANK, backing: Backing = REFERENCE) -> None:
-        super().__init__(config, parallel, backing)
-        rows = config.vocab_size // parallel.of_head.tp
-        self.table = Head(config.vocab_size, rows, parallel.of_head.ops, backing.sharded)
+    def __init__(self, config: Any, ctx: Context) -> None:
+        super().__init__(config, ctx)
+        self.table = Head(config.vocab_size, config.vocab_size, ctx)
 
     def logits(self, ids_B1: Tensor) -> Tensor:
         """(B, 1, V)"""
@@ -72,39 +64,41 @@ class BigramTable(RankModel):
 class Bigram(Drafter):
     """k rows of the table, one after the other."""
 
+    name = "bigram"
+    config_type = BigramConfig
+    model_type = BigramTable
     model: BigramTable
 
-    def __init__(self, model: BigramTable) -> None:
-        self.model = model
-
-    def propose(self, window: Window, ids_BT: Tensor, draw: Draw, state: DraftState) -> tuple[Tensor, DraftState]:
+    def propose(
+        self, rows: StepRows, ids_BT: Tensor, params: SamplingParams, noise_BNV: Tensor, state: DraftState
+    ) -> tuple[Tensor, DraftState]:
         model, drafts = self.model, [ids_BT]
-        for n in range(window.k):
-            _, of_row = window.row(n, draw, drafts[1:])
-            logits_BV = model.logits(drafts[-1]).flatten(0, 1)
-            drafts.append(model.kernels.coupled_sample(model.head_ops, logits_BV, of_row).merged()[:, None])
+        for n in range(rows.k):
+            samples = model.sample(model.logits(drafts[-1]), params.rows(n, n + 1, drafts[1:]), noise_BNV[:, n : n + 1])
+            drafts.append(samples.token_ids())
         return torch.cat(drafts, 1), state
 
+    @classmethod
+    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
+        return (DraftPass(1, 1),) * k
 
-KIND = Kind(
-    "bigram",
-    DraftModel(
-        BigramConfig,
-        claims=lambda raw: raw.get("model_type") == "bigram",
-        read=lambda raw, where, target: read(BigramConfig, {"vocab_size": raw["vocab_size"]}),
-        module=BigramTable,
-        drafter=lambda model, target: Bigram(model),
-        weights=lambda config, packing: [Weight("table.weight", "table.weight", (("table.weight", IDS),))],
-        collectives=lambda config, parallel, passes: {"all-reduce": 0, "all-gather": 0},
-        unread=lambda key, name: key.is_prefill,
-    ),
-    passes=lambda k, most: (DraftPass(1, 1),) * k,
-)
+    @classmethod
+    def matches_config(cls, raw: dict[str, Any]) -> bool:
+        return raw.get("model_type") == "bigram"
+
+    @classmethod
+    def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
+        return read(BigramConfig, {"vocab_size": raw["vocab_size"]})
+
+    @classmethod
+    def weights(cls, config: Any, packing: Packing) -> list[Weight]:
+        return [Weight("table.weight", (("table.weight", ROWS),))]
 
 
+@pytest.mark.slow
 def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On two ranks, which is harder than on one."""
-    monkeypatch.setitem(KINDS, KIND.name, KIND)
+    monkeypatch.setitem(DRAFTERS, Bigram.name, Bigram)
     write_model(tmp_path / "target", 1, scale=0.3, eos_token_id=None)
     draft = tmp_path / "draft"
     draft.mkdir()
@@ -113,10 +107,10 @@ def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monke
     save_file({"table.weight": table_VV}, draft / "model.safetensors")
     bundle = read_bundle(build(spec(tmp_path, draft=str(draft), tp=2)))
     assert bundle.spec.drafter == "bigram"
-    assert findings(bundle) == []
     requests = [Request((5, 9, 2), Params(t, seed=n), 20) for n, t in enumerate((0.0, 0.9, 1.4))]
     graphs = XlaRunner(bundle)
-    drafted = Engine(graphs, engine_config(bundle)).run(requests)
-    alone = Engine(graphs, engine_config(bundle), False).run(requests)
-    assert [r.ids for r in drafted] == [r.ids for r in alone]
+    drafted, target = (
+        Engine(graphs, engine_config(bundle), speculative).run(requests) for speculative in (True, False)
+    )
+    assert [r.ids for r in drafted] == [r.ids for r in target]
     assert 0 < sum(sum(r.accepted) for r in drafted) < sum(sum(r.drafted) for r in drafted)

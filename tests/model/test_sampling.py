@@ -9,7 +9,7 @@ import torch
 
 from model.filters import Filters
 from model.ops import EAGER
-from model.sampling import Draw, accept, coupled_sample, gumbel
+from model.sampling import SamplingParams, accept, gumbel_noise, sample
 from model.threefry import ROUNDS, threefry2x32
 
 # source: kat_vectors of Random123 (D. E. Shaw Research)
@@ -44,15 +44,22 @@ def test_the_documented_known_answers() -> None:
         words = threefry2x32((low, high), (_word(int(token) >> 1), _word(int(position))))
         found = int(words[int(token) & 1]) & 0xFFFFFFFF
         assert (f"{found:08x}", ((found >> 9) + 0.5) / 2**23) == (word, float(uniform))
-        drawn = gumbel(torch.stack((low, high))[None], torch.tensor([int(position)]), int(token) + 1)
+        drawn = _noise(torch.cat((low, high))[None], torch.tensor([int(position)]), int(token) + 1)
         assert abs(float(drawn[0, -1]) - float(noise)) < 1e-4
 
 
-def _draw(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0, position: int = 0) -> Draw:
+def _noise(seed_R2: torch.Tensor, positions_R: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    return gumbel_noise(EAGER, seed_R2, positions_R, torch.arange(vocabulary, dtype=torch.int32))
+
+
+def _params(rows: int, t: float = 1.0, k: float = 0, p: float = 1.0, m: float = 0.0) -> SamplingParams:
     seeds = torch.arange(rows, dtype=torch.int32)
     filters = Filters(torch.full((rows,), float(k)), torch.full((rows,), p), torch.full((rows,), m))
-    positions = torch.full((rows,), position, dtype=torch.int32)
-    return Draw(torch.full((rows,), t), torch.stack((seeds, seeds * 0 + 7), 1), positions, filters)
+    return SamplingParams(torch.full((rows,), t), torch.stack((seeds, seeds * 0 + 7), 1), filters)
+
+
+def _sampled(logits: torch.Tensor, params: SamplingParams, positions_R: torch.Tensor) -> torch.Tensor:
+    return sample(EAGER, logits, params, _noise(params.seed_R2, positions_R, logits.shape[1]))
 
 
 def law_of_filter(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
@@ -72,8 +79,8 @@ def test_filter_keeps_what_its_law_keeps() -> None:
         rng = np.random.default_rng(seed)
         logits = np.round(rng.normal(0, 3, 37), 1 if seed % 2 else 6).astype(np.float32)
         k, p, m = rng.choice([0, 1, 3, 20]), rng.choice([1.0, 0.3, 0.8, 0.95]), rng.choice([0.0, 0.02, 0.3])
-        below, heat = torch.from_numpy(logits.max() - logits)[None], torch.ones(1)
-        kept = _draw(1, 1.0, k, p, m).filters.kept(EAGER, below, heat)[0].numpy()
+        shifted, ones = torch.from_numpy(logits - logits.max())[None], torch.ones(1)
+        kept = _params(1, 1.0, k, p, m).filters.keep(EAGER, shifted, ones)[0].numpy()
         assert kept.tolist() == (law_of_filter(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist(), (seed, k, p, m)
 
 
@@ -82,7 +89,7 @@ CASES = [(1.0, 0, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.
 
 def _drawn(logits: np.ndarray, case: tuple, seeds: int, position: int = 5) -> np.ndarray:
     rows = torch.from_numpy(logits)[None].expand(seeds, -1)
-    return coupled_sample(EAGER, rows, _draw(seeds, *case, position=position)).numpy()
+    return _sampled(rows, _params(seeds, *case), torch.full((seeds,), position, dtype=torch.int32)).numpy()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -115,20 +122,22 @@ def test_neighbours_change_no_row() -> None:
     logits = torch.randn(3, 50)
     filters = Filters(torch.tensor([0.0, 0.0, 5.0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3))
     seeds, positions = torch.arange(6, dtype=torch.int32).view(3, 2), torch.tensor([3, 4, 5], dtype=torch.int32)
-    mixed = Draw(torch.tensor([0.0, 1.0, 0.8]), seeds, positions, filters)
-    together = coupled_sample(EAGER, logits, mixed)
+    mixed = SamplingParams(torch.tensor([0.0, 1.0, 0.8]), seeds, filters)
+    together = _sampled(logits, mixed, positions)
     for row in range(3):
-        assert coupled_sample(EAGER, logits[row : row + 1], mixed.row(row, 3))[0] == together[row]
+        own = slice(row, row + 1)
+        alone = SamplingParams(mixed.temperature_R[own], seeds[own], filters.each(lambda t, own=own: t[own]))
+        assert _sampled(logits[own], alone, positions[own])[0] == together[row]
     assert together[0] == logits[0].argmax()
 
 
 def test_ties_go_to_the_smallest_id() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]])
-    assert coupled_sample(EAGER, logits, _draw(1, 0.0))[0] == 1
+    assert _sampled(logits, _params(1, 0.0), torch.zeros(1))[0] == 1
 
 
 def test_noise_is_finite_and_gumbel() -> None:
-    noise = gumbel(torch.tensor([[1, 2]], dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 151_936)
+    noise = _noise(torch.tensor([[1, 2]], dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 151_936)
     assert torch.isfinite(noise).all()
     assert abs(noise.mean() - 0.5772) < 0.02
     assert abs(noise.var() - np.pi**2 / 6) < 0.04

@@ -1,93 +1,109 @@
-"""Draws from vocabulary shards: each rank sees its own ids, all come to the tokens of the whole vocabulary."""
+"""Samples from vocabulary shards on simulated kernels: every rank comes to the tokens of the whole vocabulary."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from model import sampling
-from model.config import PRESETS
-from model.drafters.chain import Chain
+from model.context import ONE_RANK, Context
 from model.filters import Filters
-from model.kernels import Kernels
+from model.logits_processors import LogitsProcessors
+from model.logprobs import TOP
 from model.nki import simulated
-from model.nki.backing import backing_of
+from model.nki.context import NkiContext
 from model.nki.filter_floor import ALL_GATHERS, filter_floor, over_ranks
-from model.nki.kernels import NkiKernels
-from model.ops import EAGER
-from model.parallel import Parallel, Shard
-from model.qwen3 import Qwen3
-from model.sampling import Draws, Sampling
-from model.window import Window
+from model.ops import EAGER, iota
+from model.parallel import VocabShard
+from model.sampling import SamplingParams, ShardArgmax, gumbel_noise, sample
+from nki_kernels.limits import NO_FLOOR
+from nki_kernels.sampling import law
 from tests.model.ranks import RankOps, on_ranks
-from tests.model.test_simulated_kernels import _filters
+from tests.model.test_asks import some, words
 
-NKI = backing_of("nki", simulated.serve)
-SIMULATED = NkiKernels(simulated.serve)
-
-
-def shard(rank: int, width: int) -> Shard:
-    return Shard(torch.tensor([[rank * width]], dtype=torch.int32), width)
+NKI = NkiContext(1, EAGER, simulated.serve)
+ALL = VocabShard(torch.zeros(1, 1, dtype=torch.int32), 184)
 
 
-def part(whole: Tensor, ops: RankOps, ranks: int) -> Tensor:
-    return whole.chunk(ranks, -1)[ops.rank].contiguous()
+def nki(ops: RankOps, ranks: int) -> NkiContext:
+    """The kernels of one of the ranks."""
+    return NkiContext(ranks, ops, simulated.serve)
 
 
-def drawn(logits_RV: Tensor, params: Sampling, positions_R: Tensor, ranks: int, shift: int = 0) -> list[Draws]:
-    """What every rank knows of the draws; with `shift`, from a first id that is as much too high."""
+def shard(rank: int, width: int) -> VocabShard:
+    return VocabShard(torch.tensor([[rank * width]], dtype=torch.int32), width)
 
-    def work(ops: RankOps) -> Draws:
-        logits = part(logits_RV, ops, ranks)
-        held = shard(ops.rank, logits.shape[1])
-        held = held._replace(start=held.start + shift)
-        prepared = SIMULATED.prepare(ops, params, positions_R[:, None], held)
-        return SIMULATED.coupled_sample(ops, logits, prepared)
+
+def part(logits_RV: Tensor, ops: RankOps, ranks: int) -> Tensor:
+    return logits_RV.chunk(ranks, -1)[ops.rank].contiguous()
+
+
+def filters_of(rows: int, seed: int) -> tuple[Tensor, Filters]:
+    """Temperatures and filters of rows."""
+    rng = np.random.default_rng(seed)
+    columns = (
+        rng.choice([0.5, 1.0, 1.7], rows), rng.choice([0, 1, 3, 17, 400], rows),
+        rng.choice([1.0, 0.9, 0.3, 0.01], rows), rng.choice([0.0, 0.0, 0.05, 1.0], rows),
+    )  # fmt: skip
+    temperature_R, *filters = (torch.tensor(c, dtype=torch.float32) for c in columns)
+    return temperature_R, Filters(*filters)
+
+
+def cases(count: int, vocabulary: int) -> tuple[Tensor, SamplingParams, Tensor]:
+    """Logits, parameters and positions of greedy, sampled and filtered rows in turn, some of them with ties."""
+    rng = np.random.default_rng(count)
+    logits = np.round(4 * rng.standard_normal((count, vocabulary))).astype(np.float32) / 2
+    temperature_R, filters = filters_of(count, 1)
+    seeds = torch.from_numpy(rng.integers(-(2**31), 2**31, (count, 2)).astype(np.int32))
+    params = SamplingParams(torch.where(torch.arange(count) % 3 == 0, 0.0, temperature_R), seeds, filters)
+    return torch.from_numpy(logits), params, torch.arange(5, 5 + count, dtype=torch.int32)
+
+
+def sampled(
+    logits_RV: Tensor, params: SamplingParams, positions_R: Tensor, ranks: int, shift: int = 0
+) -> list[ShardArgmax]:
+    """What every rank knows of the samples; with `shift`, from a first id that is as much too high."""
+
+    def work(ops: RankOps) -> ShardArgmax:
+        logits, ctx = part(logits_RV, ops, ranks), nki(ops, ranks)
+        own = shard(ops.rank, logits.shape[1])
+        own = own._replace(start_11=own.start_11 + shift)
+        return ctx.sample(logits, params, ctx.gumbel_noise(params.seed_R2, positions_R, own), own)
 
     return on_ranks(ranks, work)
 
 
-def reference(logits_RV: Tensor, params: Sampling, positions_R: Tensor) -> Tensor:
-    """The draws of the whole vocabulary."""
-    return sampling.coupled_sample(EAGER, logits_RV, params.draw(positions_R[:, None]))
+def reference(logits_RV: Tensor, params: SamplingParams, positions_R: Tensor) -> Tensor:
+    """The samples of the whole vocabulary."""
+    noise_RV = gumbel_noise(EAGER, params.seed_R2, positions_R, iota(logits_RV.shape[1], logits_RV))
+    return sample(EAGER, logits_RV, params, noise_RV)
 
 
-def rows(count: int, vocabulary: int) -> tuple[Tensor, Sampling, Tensor]:
-    """Greedy, drawn and filtered rows in turn, some of them with ties."""
-    rng = np.random.default_rng(count)
-    logits = np.round(4 * rng.standard_normal((count, vocabulary))).astype(np.float32) / 2
-    params = _filters(count, 1)
-    seeds = torch.from_numpy(rng.integers(-(2**31), 2**31, (count, 2)).astype(np.int32))
-    greedy = torch.arange(count) % 3 == 0
-    params = params._replace(temperature_B=torch.where(greedy, 0.0, params.temperature_B), seed_B2=seeds)
-    return torch.from_numpy(logits), params, torch.arange(5, 5 + count, dtype=torch.int32)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_the_merged_draws_are_those_of_the_whole_vocabulary(ranks: int) -> None:
-    case = rows(12, 8 * 23)
-    expected = reference(*case)
-    found = drawn(*case, ranks)
-    assert all(torch.equal(d.merged(), expected) for d in found)
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_the_merged_samples_are_those_of_the_whole_vocabulary(ranks: int) -> None:
+    case = cases(12, 184)
+    expected, found = reference(*case), sampled(*case, ranks)
+    assert all(torch.equal(d.token_ids(), expected) for d in found)
     assert {tuple(d.ids.shape) for d in found} == {(ranks, 12)}
-    assert not torch.equal(drawn(*case, ranks, shift=2)[0].merged(), expected), "the first id has a say"
+    assert not torch.equal(sampled(*case, ranks, shift=2)[0].token_ids(), expected), "the first id matters"
 
 
 def test_more_rows_than_a_launch_takes() -> None:
-    case = rows(130, 64)
-    assert torch.equal(drawn(*case, 2)[1].merged(), reference(*case))
+    case = cases(130, 64)
+    assert torch.equal(sampled(*case, 2)[1].token_ids(), reference(*case))
 
 
 def test_equal_scores_go_to_the_smallest_id() -> None:
     logits = torch.zeros(2, 64)
     logits[0, [17, 33, 50]] = 1.0
-    params = Sampling(torch.zeros(2), torch.zeros(2, 2).int(), Filters(torch.zeros(2), torch.ones(2), torch.zeros(2)))
+    params = SamplingParams(
+        torch.zeros(2), torch.zeros(2, 2).int(), Filters(torch.zeros(2), torch.ones(2), torch.zeros(2))
+    )
     for ranks in (2, 4):
-        assert drawn(logits, params, torch.zeros(2, dtype=torch.int32), ranks)[0].merged().tolist() == [17, 0]
+        assert sampled(logits, params, torch.zeros(2).int(), ranks)[0].token_ids().tolist() == [17, 0]
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])
@@ -96,29 +112,46 @@ def test_acceptance_merges_the_shards(k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     values = torch.randint(0, 3, (4, 6, k + 1), generator=generator).float()
     ids = torch.randint(0, 16, (4, 6, k + 1), generator=generator).int() + 16 * torch.arange(4).int()[:, None, None]
-    draws, limit = Draws(values, ids), torch.tensor([k, k, k, 2, 1, 0], dtype=torch.int32)
-    drafts = draws.merged()[:, :k].clone()
+    samples, limit = ShardArgmax(values, ids), torch.tensor([k, k, k, 2, 1, 0], dtype=torch.int32)
+    drafts = samples.token_ids()[:, :k].clone()
     drafts[1::2, k // 2 :] += 1
-    found = SIMULATED.accept(EAGER, drafts, draws, limit)
-    for ours, theirs in zip(found, Kernels().accept(EAGER, drafts, draws, limit), strict=True):
+    for ours, theirs in zip(NKI.accept(drafts, samples, limit), ONE_RANK.accept(drafts, samples, limit), strict=True):
         assert torch.equal(ours, theirs)
-    highest = values.argmax(0, keepdim=True)
-    assert torch.equal(draws.merged(), ids.gather(0, highest)[0]), "argmax takes the first shard, ids ascend"
+    assert torch.equal(samples.token_ids(), ids.gather(0, values.argmax(0, keepdim=True))[0]), (
+        "the first shard, ids ascend"
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_finds_the_same_floor(ranks: int) -> None:
     """That of one rank, by as many collectives as the plan says; masses round differently, no near-tie is here."""
-    logits, params, positions = rows(9, 4 * 31)
-    draw = params.draw(positions[:, None])
-    by = (draw.heat_R, draw.filters)
+    logits, params, _ = cases(9, 4 * 31)
+    by = (params.divisor_R, params.filters)
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        return filter_floor(ops, part(logits, ops, ranks), by, SIMULATED._weights_above), ops.gathered
+        return filter_floor(ops, part(logits, ops, ranks), by, NKI._weights_above), ops.gathered
 
-    found = on_ranks(ranks, work)
-    alone = filter_floor(EAGER, logits, by, SIMULATED._weights_above)
-    assert all(torch.equal(floor, alone) and gathered == ALL_GATHERS for floor, gathered in found)
+    expected = filter_floor(EAGER, logits, by, NKI._weights_above)
+    assert all(torch.equal(floor, expected) and gathered == ALL_GATHERS for floor, gathered in on_ranks(ranks, work))
+
+
+@pytest.mark.parametrize("shape", [(40, 501), (3, 7)])
+def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
+    """Exactly the law's ids, ties included; more rows than a launch takes; without filters there is no floor."""
+    for seed, step in ((0, 0.0), (1, 0.25)):
+        rng = np.random.default_rng(seed)
+        logits = (2 * rng.standard_normal(shape)).astype(np.float32)
+        if step:
+            logits = np.round(logits / step).astype(np.float32) * np.float32(step)
+        temperature_R, filters = filters_of(shape[0], seed)
+        floor = filter_floor(EAGER, torch.from_numpy(logits), (temperature_R, filters), NKI._weights_above).numpy()
+        for r in range(shape[0]):
+            top_k, top_p, min_p = (float(t[r]) for t in filters)
+            row = law.RowParameters(float(temperature_R[r]), int(top_k), top_p, min_p)
+            assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
+    off = torch.zeros(2)
+    floor = filter_floor(EAGER, torch.randn(2, 50), (off + 1, Filters(off, off + 1, off)), NKI._weights_above)
+    assert (floor == NO_FLOOR).all()
 
 
 def test_sums_of_ranks_have_one_order() -> None:
@@ -132,35 +165,42 @@ def test_sums_of_ranks_have_one_order() -> None:
     assert torch.equal(few[0], found[0][7:9])
 
 
-CONFIG = dataclasses.replace(
-    PRESETS["Qwen/Qwen3-0.6B"],
-    hidden_size=64,
-    intermediate_size=64,
-    num_hidden_layers=1,
-    vocab_size=96,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    head_dim=64,
-)
+def _scored(
+    ctx: Context, own: VocabShard, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor, masks_RW: Tensor
+) -> tuple[ShardArgmax, Tensor]:
+    """Samples under masks, and log-probabilities among the allowed ids."""
+    rows = len(logits_RV)
+    penalties, none = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(rows, 1), torch.full((rows, 1), -1).int()
+    counts = torch.zeros((rows, 1, own.width), dtype=torch.int32)
+    processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, own)
+    samples = ctx.sample(processors.process(logits_RV[:, None])[:, 0], params, noise_RV, own)
+    return samples, ctx.logprobs(processors.visible(logits_RV[:, None])[:, 0], samples.token_ids(), own)
 
 
-_DRAFTS = {"group": Parallel(1), "all": Parallel(2), "head on all": Parallel(1, wider=Parallel(2))}
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_shards_sample_and_score_as_the_whole_vocabulary_does(ranks: int) -> None:
+    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its own ids."""
+    logits_RV, params, positions_R = cases(12, 184)
+    count = logits_RV.shape[1]
+    allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
+    masks_RW = torch.from_numpy(np.stack([words(a) for a in allowed]))
+    noise_RV = functools.partial(ONE_RANK.gumbel_noise, params.seed_R2, positions_R)
+    expected, _ = _scored(ONE_RANK, ALL, logits_RV, params, noise_RV(ALL), masks_RW)
 
+    def work(ops: RankOps) -> tuple[ShardArgmax, Tensor]:
+        own = shard(ops.rank, count // ranks)
+        return _scored(nki(ops, ranks), own, part(logits_RV, ops, ranks), params, noise_RV(own), masks_RW)
 
-@pytest.mark.parametrize("of_draft", _DRAFTS.values(), ids=_DRAFTS)
-def test_noise_is_shared_by_models_of_the_same_shards(of_draft: Parallel) -> None:
-    """A draft alone in its group has the target's ids if its head is split as the target's."""
-    target, draft = (Qwen3(CONFIG, parallel, NKI) for parallel in (Parallel(2), of_draft))
-    head_tp = of_draft.of_head.tp
-    target.rank_util.rank.data += 1
-    draft.rank_util.rank.data += head_tp - 1
-    off = torch.zeros(3)
-    params = Sampling(off + 1, torch.arange(6, dtype=torch.int32).view(3, 2), Filters(off, off + 1, off))
-    window = Window.of(1, torch.arange(3, dtype=torch.int32)[:, None], 128)
-    of_target = target.kernels.prepare(EAGER, params, window.drawn_BN, target.shard)
-    drafts = Chain(draft).draw(EAGER, params, window, of_target, target.shard)
-    assert of_target.noise_RV is not None
-    assert drafts.noise_RV is not None
-    assert (of_target.start_11.item(), drafts.start_11.item()) == (48, 48 * (head_tp - 1))  # type: ignore[union-attr]
-    assert torch.equal(of_target.noise_RV, drafts.noise_RV[..., -48:])
-    assert (of_target.noise_RV is drafts.noise_RV) == (head_tp == 2)
+    logprobs = torch.where(torch.tensor(allowed), logits_RV, float("-inf")).log_softmax(-1)
+    best = logprobs.sort(dim=-1, descending=True, stable=True)
+    real = best.values[:, :TOP].isfinite()
+    for samples, scores in on_ranks(ranks, work):
+        ids = samples.token_ids()
+        assert torch.equal(ids, expected.token_ids())
+        assert all(a[i] for a, i in zip(allowed, ids.tolist(), strict=True))
+        own = logprobs.gather(1, ids.long()[:, None])
+        torch.testing.assert_close(scores[:, 0], own[:, 0], atol=2e-6, rtol=0)
+        assert scores[:, 1].tolist() == (logprobs >= own).sum(-1).tolist()
+        assert torch.equal(scores[:, 2 + TOP :][real].long(), best.indices[:, :TOP][real])
+        torch.testing.assert_close(scores[:, 2 : 2 + TOP][real], best.values[:, :TOP][real], atol=2e-6, rtol=0)
+        assert (scores[:, 2 : 2 + TOP][~real] < -1e20).all()

@@ -25,6 +25,7 @@ def _theirs(model: PreTrainedModel, ids: tuple[int, ...], count: int, **options:
     return out[0, len(ids) :].tolist()
 
 
+@pytest.mark.slow
 def test_greedy_equals_transformers_greedy_and_assisted(base: Path) -> None:
     """On one rank; tests/compile/test_sharded.py has eight."""
     target, draft = _load(ROOT / "demo/target"), _load(ROOT / "demo/draft")
@@ -43,6 +44,7 @@ RANDOM = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", RANDOM, ids=["H4-G1", "H16-G8-tied", "H2-G2-D16"])
 def test_random_targets_equal_transformers(tmp_path: Path, changes: dict) -> None:
     # without an end of text, so that every run has its full length

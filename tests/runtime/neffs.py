@@ -13,7 +13,7 @@ from compile.neuron.__main__ import extend
 from tests.compile import fake_sdk
 from tests.stand_ins import PACKAGES
 from tests.stand_ins.packages.nrtpy import neff
-from trnspec.bundle import border, hlo
+from trnspec.bundle import hlo
 from trnspec.bundle.opening import Bundle, read_bundle
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
             (i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number
         )
         root = next(i for i in entry.instructions if i.id == entry.root_id)
-        out.write_bytes(neff(proto, [border.input_name(p) for p in parameters], border.output_names(root)))
+        out.write_bytes(neff(proto, [hlo.io_names(p)[0] for p in parameters], hlo.io_names(root)))
 
     fake_sdk.write_compiler(folder / "bin")
     with pytest.MonkeyPatch.context() as patch:

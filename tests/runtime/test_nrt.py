@@ -198,6 +198,7 @@ def test_a_fault_of_a_rank_is_a_sentence(chain: NrtRunner, monkeypatch: pytest.M
         chain.prepare(key)
 
 
+@pytest.mark.slow
 def test_what_a_request_leaves_is_cleared(family: Path) -> None:
     """Of the caches its blocks, of the counts its slot; what others hold stays."""
     bundle = graphs(family, "chain").bundle

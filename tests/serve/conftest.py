@@ -30,18 +30,11 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-@pytest.fixture(scope="module")
-def again(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The bundle's second server. A module's last test may end it."""
-    with served(bundle, tmp_path_factory.mktemp("again")) as server:
-        yield server
-
-
 @pytest.fixture(scope="session")
 def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """vLLM's own engine with the same target, in fp32 and without drafts; its model is named m."""
     options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--generation-config", "vllm"]
-    # a tenth of the memory; a prompt whose scores are asked for is not read from a cache
+    # a tenth of the memory; prompt log-probabilities need the prompt's rows
     options += ["--gpu-memory-utilization", "0.1", "--no-enable-prefix-caching"]
     with pytest.MonkeyPatch.context() as patch:
         # vLLM then asks no plugin

@@ -19,12 +19,6 @@ from pathlib import Path
 
 # where vLLM is missing the tests say so; `make serve-test` runs them
 NO_VLLM = "" if find_spec("vllm") else "vLLM is not installed here; make serve-test runs this"
-# what serve-test installs beside the server
-NO_CLIENTS = NO_VLLM or (
-    ""
-    if find_spec("lm_eval") and find_spec("vllm_router")
-    else "no lm-eval, no vllm-router here; make serve-test runs this"
-)
 # a server that runs already, such as one on a Trainium machine
 URL_VARIABLE = "TRNSPEC_TEST_URL"
 _START_S = 900
@@ -69,14 +63,9 @@ def model_name(server: Server) -> str:
     return str(model["id"])
 
 
-def command(name: str) -> str:
-    """The path of a command of this environment."""
-    return str(Path(sys.executable).with_name(name))
-
-
 def vllm_command(bundle: str) -> list[str]:
-    """This environment's `vllm serve` of a folder or an address, on loopback."""
-    return [command("vllm"), "serve", bundle, "--host", "127.0.0.1"]
+    """This environment's `vllm serve` of a folder, on loopback."""
+    return [str(Path(sys.executable).with_name("vllm")), "serve", bundle, "--host", "127.0.0.1"]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The names and signatures of vLLM that the plugin rests on, against the one that is installed."""
+"""The names and signatures of vLLM that the plugin needs, in the one that is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import importlib.metadata
 import inspect
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from model.errors import UserError
-from tests.serve.server import NO_VLLM, command
+from tests.serve.server import NO_VLLM
 from trnspec.bundle.opening import read_bundle
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
@@ -40,17 +39,13 @@ FIELDS = {
     "vllm.v1.outputs.ModelRunnerOutput": {"req_ids", "req_id_to_index", "sampled_token_ids", "logprobs"},
     "vllm.v1.outputs.DraftTokenIds": {"req_ids", "draft_token_ids"},
     "vllm.v1.core.sched.output.SchedulerOutput": {
-        "scheduled_new_reqs",
-        "scheduled_cached_reqs",
-        "num_scheduled_tokens",
-        "finished_req_ids",
-        "has_structured_output_requests",
-        "scheduled_spec_decode_tokens",
+        "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "finished_req_ids",
+        "has_structured_output_requests", "scheduled_spec_decode_tokens",
     },
     "vllm.v1.core.sched.output.GrammarOutput": {"structured_output_request_ids", "grammar_bitmask"},
     "vllm.v1.core.sched.output.NewRequestData": {"req_id", "prompt_token_ids", "sampling_params"},
     "vllm.v1.kv_cache_interface.FullAttentionSpec": {"block_size", "num_kv_heads", "head_size", "dtype"},
-}
+}  # fmt: skip
 
 
 def named(path: str) -> object:
@@ -92,18 +87,6 @@ def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> No
     )
 
 
-def test_the_worker_answers_all_that_an_executor_asks() -> None:
-    from vllm.v1.worker.worker_base import WorkerBase  # noqa: PLC0415
-
-    from serve.worker import BundleWorker  # noqa: PLC0415
-
-    asked = {
-        "init_device", "load_model", "get_kv_cache_spec", "get_supported_kv_cache_layouts", "set_kv_cache_layout",
-        "compile_or_warm_up_model", "execute_model", "synchronize_device", "shutdown",
-    }  # fmt: skip
-    assert not [name for name in asked if getattr(BundleWorker, name) is getattr(WorkerBase, name, None)]
-
-
 def test_the_scheduler_ends_requests_with_an_error_by_the_set_that_ours_adds_to() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
 
@@ -139,11 +122,6 @@ def test_no_process_maps_the_kernels_of_vllm_whose_package_needs_avx_512(bundle:
     assert "vllm/_C" not in done.stdout
 
 
-def test_the_version_is_said_without_a_bundle() -> None:
-    done = subprocess.run([command("vllm"), "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, VERSION), done.stderr
-
-
 def test_options_of_additional_config_are_checked_before_anything_starts(bundle: Path) -> None:
     from serve.platform import Options, options  # noqa: PLC0415
 
@@ -158,13 +136,8 @@ def test_options_of_additional_config_are_checked_before_anything_starts(bundle:
     for given, sentence in (
         ({"k": 5}, "k is 5; this bundle's graphs have k 0, 7"),
         ({"k": "7"}, "additional-config.k is '7', expected a whole number"),
-        ({"k": True}, "additional-config.k is True"),
         ({"acceptance": "all"}, "additional-config.acceptance is 'all', expected one of none, summary, detailed"),
-        ({"ks": 3}, "additional-config.ks is no field; the fields are speculation, k, acceptance, platform"),
         ({"platform": "tpu"}, "additional-config.platform is 'tpu', expected one of cpu, neuron, nrt"),
     ):
         with pytest.raises(UserError, match=sentence):
             chosen(**given)
-    if not find_spec("libneuronxla"):
-        with pytest.raises(UserError, match="has no libneuronxla; install it"):
-            chosen(platform="neuron")

@@ -1,4 +1,4 @@
-"""A grammar in the worker: its masks are those of a fresh matcher, whatever drafts it was asked of before."""
+"""A grammar in the worker: its masks are those of a fresh matcher, whatever drafts came before."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
-from trnspec.engine.masks import Walk, allows
+from trnspec.engine.masks import ConstrainedDraft, allows
 
 pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 SCHEMA = {
@@ -46,28 +47,27 @@ def _ids(mask: np.ndarray) -> list[int]:
     return [i for i in range(32 * len(mask)) if allows(mask, i)]
 
 
-def test_masks_do_not_depend_on_what_was_asked_before() -> None:
-    """Steps of random drafts, of which some are kept, as a walk asks them."""
+def test_masks_do_not_depend_on_earlier_drafts() -> None:
     rng, stop = random.Random(1), (0,)
-    for _ in range(3):
+    for _ in range(2):
         grammar, kept = grammar_of(stop_ids=stop), list[int]()
-        for _ in range(30):
-            walk = Walk(grammar, kept, K, len(grammar.manager.backend.allocate_token_bitmask(1)[0]))
+        for _ in range(12):
+            drafted = ConstrainedDraft(grammar, kept, K, len(grammar.manager.backend.allocate_token_bitmask(1)[0]))
             for _ in range(2):
-                walk.along([rng.choice([0, *range(1, 60), *_ids(walk.masks[-1])[:1]]) for _ in range(K)])
-            while len(walk.drafts) < K and walk._follow(rng.choice(_ids(walk.masks[-1]))):
+                drafted.propose([rng.choice([0, *range(1, 60), *_ids(drafted.masks[-1])[:1]]) for _ in range(K)])
+            while len(drafted.drafts) < K and drafted._append(rng.choice(_ids(drafted.masks[-1]))):
                 pass
             fresh = grammar_of(stop_ids=stop)
-            masks = [fresh([*kept, *walk.drafts[:n]]) for n in range(len(walk.masks))]
-            assert all((one == two).all() for one, two in zip(walk.masks, masks, strict=True))
-            count = rng.randint(0, len(walk.drafts))
+            masks = [fresh([*kept, *drafted.drafts[:n]]) for n in range(len(drafted.masks))]
+            assert all((one == two).all() for one, two in zip(drafted.masks, masks, strict=True))
+            count = rng.randint(0, len(drafted.drafts))
             # the target's own draw comes after what it kept
-            kept += [*walk.drafts[:count], rng.choice(_ids(walk.masks[count]))]
+            kept += [*drafted.drafts[:count], rng.choice(_ids(drafted.masks[count]))]
             if kept[-1] in stop or grammar(kept) is None:
                 break
 
 
-def test_vllm_s_mask_holds_for_the_next_id_alone() -> None:
+def test_vllm_s_mask_is_that_of_the_next_token_only() -> None:
     grammar = grammar_of()
     grammar.next = np.full(4, 5, np.int32)
     assert (grammar([]) == 5).all()
@@ -75,57 +75,20 @@ def test_vllm_s_mask_holds_for_the_next_id_alone() -> None:
 
 
 @pytest.mark.parametrize("compiled", [None, ValueError("no grammar")], ids=["not yet", "never"])
-def test_without_a_matcher_nothing_is_known_behind_a_draft(compiled: Any) -> None:
+def test_without_a_matcher_no_draft_passes(compiled: Any) -> None:
     from serve.grammar import Grammar  # noqa: PLC0415
 
     assert Grammar("test", SimpleNamespace(grammar=compiled), None)([1, 2]) is None
     assert Grammar("test", None, None)([1, 2]) is None
 
 
-class Broken:
-    """A matcher of which one part fails."""
-
-    def __init__(self, accepts: bool = True, fails: bool = False, words: int = 1) -> None:
-        self.accepts, self.fails, self.words = accepts, fails, words
-
-    def is_terminated(self) -> bool:
-        return False
-
-    def accept_tokens(self, name: str, ids: list[int]) -> bool:
-        return self.accepts
-
-    def rollback(self, count: int) -> None: ...
-
-    def fill_bitmask(self, words: Any, row: int) -> None:
-        if self.fails:
-            raise RuntimeError("the matcher is in a state that it cannot be in")
-        words[row] = self.words
-
-
-def _with(matcher: Broken) -> Any:
-    import torch  # noqa: PLC0415
-
+@pytest.mark.parametrize("broken", [{"accept_tokens.return_value": False}, {"fill_bitmask.side_effect": RuntimeError}])
+def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(broken: dict[str, Any]) -> None:
     from serve.grammar import Grammar  # noqa: PLC0415
 
-    backend = SimpleNamespace(allocate_token_bitmask=lambda rows: torch.zeros(rows, 4, dtype=torch.int32))
-    return Grammar("test", SimpleNamespace(grammar=matcher), SimpleNamespace(backend=backend))
-
-
-@pytest.mark.parametrize("matcher", [Broken(accepts=False), Broken(fails=True)], ids=["refuses", "raises"])
-def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(matcher: Broken) -> None:
-    grammar = _with(matcher)
+    matcher = mock.Mock(**{"is_terminated.return_value": False} | broken)
+    grammar = Grammar("test", SimpleNamespace(grammar=matcher), mock.Mock())
     assert grammar([1]) is None
     assert grammar.structured is None
     grammar.next = np.full(4, 5, np.int32)
     assert (grammar([1, 2]) == 5).all()
-
-
-def test_a_dead_end_behind_a_draft_is_not_followed() -> None:
-    """The target may still draw the id; the request ends then, by vLLM's mask."""
-    drafts: list[tuple[int, list[int]]] = [(0, []), (7, [1, 2])]
-    for words, followed in drafts:
-        grammar = _with(Broken(words=words))
-        grammar.next = np.full(4, -1, np.int32)
-        walk = Walk(grammar, [], K, 4)
-        walk.along([1, 2])
-        assert walk.drafts == followed

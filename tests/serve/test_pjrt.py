@@ -14,7 +14,7 @@ from tests.serve.test_nrt import DRAWN, check_ids
 from tests.stand_ins import PLUGIN
 from trnspec.llm import Params
 
-pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
 
 
 @pytest.fixture(scope="module")

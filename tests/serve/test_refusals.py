@@ -1,4 +1,4 @@
-"""Over HTTP, nothing that a request may ask is served by halves: it is on the list, or a 400, or changes no id."""
+"""Bodies over HTTP and the statuses that they get: every parameter is served, a 400 with a sentence, or idle."""
 
 from __future__ import annotations
 
@@ -12,49 +12,80 @@ import pytest
 from tests.model.demo_bundle import PROMPTS
 from tests.serve.server import NO_VLLM, Server
 
-pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
-ASKED = {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0}
-# fields of a completion's body, beside those of test_http
-REFUSED: list[dict[str, Any]] = [
-    {"watermarking": {"gamma": 0.5, "delta": 2.0}},
-    {"thinking_token_budget": 4},
-    {"repetition_detection": {"max_pattern_size": 4, "min_count": 2}},
-    {"logprob_token_ids": [5]},
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+_USER = {"role": "user", "content": "a"}
+_SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+_IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+_START: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": PROMPTS[0], "max_tokens": 8, "temperature": 0},
+    CHAT: {"messages": [_USER], "max_tokens": 8, "temperature": 0},
+}
+# served for completions and chats alike
+_SERVED: list[dict[str, Any]] = [
+    {"temperature": 0.7, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
+    {"temperature": 0.7, "n": 2},
     {"use_beam_search": True, "n": 2},
-    {"suffix": " end"},
-    {"prompt_embeds": "AAAA"},
-    {"routed_experts_prompt_start": 1},
-    {"prompt": [[5, 6], [5, 2048]]},
-    {"prompt": ""},
-    {"prompt": []},
-    {"n": 0},
-    {"max_tokens": 0},
-    {"max_tokens": -1},
-    {"temperature": "hot"},
-    {"seed": 1 << 70},
-    {"top_k": 1 << 24, "temperature": 0.5},
-    {"min_p": 2},
-    {"stop": [""]},
-    {"model": "no-such-model"},
+    {"stop": ["7"], "include_stop_str_in_output": True, "stop_token_ids": [5]},
+    {"ignore_eos": True, "min_tokens": 8, "skip_special_tokens": False},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+    {"logit_bias": {"17": 5.0}, "bad_words": ["7"], "allowed_token_ids": [12, 17, 19, 20, 221]},
+    {"truncate_prompt_tokens": 8, "prompt_logprobs": 1, "return_token_ids": True},
+    {"user": "a", "priority": 0, "request_id": "a", "stream": False},
+    {"structured_outputs": {"choice": ["odd", "even"]}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}},
 ]
-# what changes nothing for a bundle
-IDLE: list[dict[str, Any]] = [{"user": "a"}, {"priority": 0}, {"length_penalty": 2.0}, {"request_id": "a"}]
-
-
+# a path -> bodies that are refused, and a part of the sentence
+_REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *((path, more, word) for path in (COMPLETIONS, CHAT) for more, word in (
+        ({"vllm_xargs": {"a": 1}}, "extra_args is not served"),
+        ({"kv_transfer_params": {"a": 1}}, "extra_args is not served"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"repetition_penalty": 1e9}, "repetition-penalty"),
+        ({"logit_bias": {"2048": 10}}, "2048"),
+        ({"min_tokens": 9}, "min_tokens"),
+        ({"seed": -3}, "seed"),
+        ({"seed": 1 << 70}, ""),
+        ({"top_k": 1 << 24, "temperature": 0.5}, "top-k"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"min_p": 2}, "min_p"),
+        ({"n": 0}, ""),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"structured_outputs": {"regex": "(("}}, ""),
+    )),
+    (COMPLETIONS, {"logprobs": 21}, "logprobs"),
+    (COMPLETIONS, {"logprob_token_ids": [5]}, ""),
+    (COMPLETIONS, {"watermarking": {"gamma": 0.5, "delta": 2.0}}, ""),
+    (COMPLETIONS, {"repetition_detection": {"max_pattern_size": 4, "min_count": 2}}, ""),
+    (COMPLETIONS, {"suffix": " end"}, "suffix"),
+    (COMPLETIONS, {"prompt_embeds": "AAAA"}, ""),
+    (COMPLETIONS, {"prompt": [[5, 6], [5, 2048]]}, "prompt"),
+    (COMPLETIONS, {"prompt": [5] * 256}, ""),
+    (COMPLETIONS, {"prompt": ""}, ""),
+    (CHAT, {"messages": []}, ""),
+    (CHAT, {"messages": [{"role": "user", "content": [_IMAGE]}]}, "multimodal"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, ""),
+    ("/generative_scoring", {"query": "a", "items": ["b"], "label_token_ids": [5, 6]}, ""),
+]  # fmt: skip
 # deeper than a reader of JSON goes
-DEEP, NESTED = b'{"a":' * 20000, b'{"prompt": "a", "user": ' + b"[" * 3000 + b"]" * 3000 + b"}"
-# endpoints whose clients have no seed, and the field of their answer that has text
-# long enough that no four answers are equal by chance
-SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
+_DEEP, _NESTED = b'{"a":' * 20000, b'{"prompt": "a", "user": ' + b"[" * 3000 + b"]" * 3000 + b"}"
+# endpoints whose clients give no seed, and the field of their answer that has text
+_SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/responses": ({"input": "a", "max_output_tokens": 32}, "output"),
-    "/v1/messages": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 32}, "content"),
+    "/v1/messages": ({"messages": [_USER], "max_tokens": 32}, "content"),
     "/invocations": ({"prompt": "a", "max_tokens": 32}, "choices"),
 }
 
 
-def post(server: Server, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+def post(server: Server, path: str, body: Any) -> tuple[int, dict[str, Any]]:
     """The status and the JSON of an answer."""
-    request = urllib.request.Request(server.url + path, body, {"content-type": "application/json"})
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, content, {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=120) as response:
             return response.status, json.load(response)
@@ -62,50 +93,45 @@ def post(server: Server, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
         return error.code, json.load(error)
 
 
-@pytest.mark.parametrize("more", REFUSED, ids=[f"{n}-{next(iter(m))}" for n, m in enumerate(REFUSED)])
-def test_a_completion_of_what_is_not_served_is_refused(server: Server, name: str, more: dict[str, Any]) -> None:
-    status, answer = post(server, "/v1/completions", json.dumps({"model": name} | ASKED | more).encode())
-    assert status == (404 if "model" in more else 400), answer
-    assert len(answer["error"]["message"]) > 10
+def test_what_is_served_is_answered(server: Server, name: str) -> None:
+    for path, start in _START.items():
+        for more in _SERVED:
+            status, answer = post(server, path, {"model": name} | start | more)
+            assert status == 200, (path, more, answer)
+            assert len(answer["choices"]) == more.get("n", 1)
 
 
-@pytest.mark.parametrize("more", IDLE, ids=[next(iter(m)) for m in IDLE])
-def test_what_means_nothing_to_a_bundle_changes_no_id(server: Server, name: str, more: dict[str, Any]) -> None:
-    plain = {"model": name, "return_token_ids": True} | ASKED
-    answers = [post(server, "/v1/completions", json.dumps(plain | extra).encode()) for extra in ({}, more)]
-    assert [status for status, _ in answers] == [200, 200]
-    assert answers[0][1]["choices"][0]["token_ids"] == answers[1][1]["choices"][0]["token_ids"]
+def test_what_is_not_served_is_a_400_with_a_sentence(server: Server, name: str) -> None:
+    for path, more, word in _REFUSED:
+        status, answer = post(server, path, {"model": name} | _START.get(path, {}) | more)
+        assert status == 400, (path, more, answer)
+        message = answer["error"]["message"]
+        assert len(message) > 10
+        assert word in message, (path, more, message)
+    assert post(server, COMPLETIONS, {"model": "no-such-model"} | _START[COMPLETIONS])[0] == 404
 
 
-@pytest.mark.parametrize("more", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"messages": []}])
-def test_a_chat_of_what_is_not_served_is_refused(server: Server, name: str, more: dict[str, Any]) -> None:
-    asked = {"model": name, "messages": [{"role": "user", "content": "a"}], "max_tokens": 4, "temperature": 0} | more
-    status, answer = post(server, "/v1/chat/completions", json.dumps(asked).encode())
-    assert status == 400, answer
+def test_a_body_that_is_no_request_is_a_400(server: Server) -> None:
+    for body in (b"", b"no json", b"[]", b'{"prompt": "a"', b"\xff\xfe", _DEEP, _NESTED):
+        status, answer = post(server, COMPLETIONS, body)
+        assert status == 400, (body[:20], answer)
+    assert server.status("/health") == 200
 
 
-@pytest.mark.parametrize("path", SAMPLED)
+@pytest.mark.parametrize(
+    "more", [{"user": "a"}, {"priority": 0}, {"length_penalty": 2.0}, {"request_id": "a"}], ids=str
+)
+def test_what_means_nothing_to_a_bundle_changes_no_token(server: Server, name: str, more: dict[str, Any]) -> None:
+    plain = {"model": name, "return_token_ids": True} | _START[COMPLETIONS]
+    (first, plain_answer), (second, answer) = (post(server, COMPLETIONS, plain | extra) for extra in ({}, more))
+    assert (first, second) == (200, 200)
+    assert plain_answer["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize("path", _SAMPLED)
 def test_every_endpoint_samples_without_a_seed(server: Server, name: str, path: str) -> None:
-    asked, field = SAMPLED[path]
-    answers = [post(server, path, json.dumps({"model": name, **asked}).encode()) for _ in range(4)]
+    body, field = _SAMPLED[path]
+    answers = [post(server, path, {"model": name, **body}) for _ in range(4)]
     assert [status for status, _ in answers] == [200] * 4, answers
-    # a seed of its own for each
+    # each has its seed: no four texts of this length are equal by chance
     assert len({str([part.get("text") or part.get("content") for part in a[field]]) for _, a in answers}) > 1
-
-
-def test_scoring_is_refused_by_its_name(server: Server, name: str) -> None:
-    asked = {"model": name, "query": "a", "items": ["b"], "label_token_ids": [5, 6]}
-    status, answer = post(server, "/generative_scoring", json.dumps(asked).encode())
-    assert status == 400
-    assert answer["error"]["message"].startswith("generative scoring is not served")
-
-
-@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"prompt": "a"', b"\xff\xfe", DEEP, NESTED], ids=range(7))
-def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes) -> None:
-    status, answer = post(server, "/v1/completions", body)
-    assert status == 400, answer
-
-
-def test_the_server_is_up_after_all_of_it(server: Server, name: str) -> None:
-    status, answer = post(server, "/v1/completions", json.dumps({"model": name} | ASKED).encode())
-    assert (status, answer["usage"]["completion_tokens"]) == (200, 8)

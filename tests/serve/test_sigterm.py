@@ -1,45 +1,82 @@
-"""SIGTERM or Ctrl-C while the graphs are compiled: every process of the server ends at once, without a traceback."""
+"""SIGTERM or Ctrl-C: while graphs compile every process ends at once; later the drain answers everyone."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.serve.server import NO_VLLM, URL_VARIABLE, starting
+from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, starting, wait
+from tests.serve.test_refusals import post
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
     pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
 ]
-# a warm-up takes ten times as long
-_AT_ONCE_S, _START_S = 5, 300
+# compiling takes ten times as long
+_AT_ONCE_S, _START_S, _DRAIN_S = 5, 300, 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_that_starts_ends_at_once(bundle: Path, tmp_path: Path, number: signal.Signals) -> None:
-    # vendor seam: comes with vLLM
+@pytest.fixture
+def starting_server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
+    with starting(bundle, tmp_path, "--shutdown-timeout", str(_DRAIN_S), "--served-model-name", "m") as server:
+        yield server
+
+
+def test_a_server_that_starts_ends_at_once(starting_server: Server) -> None:
+    # comes with vLLM
     import psutil  # noqa: PLC0415
 
-    with starting(bundle, tmp_path) as server:
-        assert server.process is not None
-        assert server.log is not None
-        end = time.monotonic() + _START_S
-        while "compiling" not in (log := server.log.read_text()) and time.monotonic() < end:
-            assert server.process.poll() is None, log[-2000:]
-            time.sleep(0.1)
-        processes = psutil.Process(server.process.pid).children(recursive=True)
-        assert processes
-        begin = time.monotonic()
-        # as an orchestrator sends the one, and a terminal the other
-        (os.killpg if number == signal.SIGINT else os.kill)(server.process.pid, number)
-        assert server.process.wait(120) == 128 + number
-        assert time.monotonic() - begin < _AT_ONCE_S
-        _, alive = psutil.wait_procs(processes, _AT_ONCE_S)
-        assert not alive
-    log = server.log.read_text()
-    assert f"{number.name} came before the server was ready" in log
+    process, file = starting_server.process, starting_server.log
+    assert process is not None
+    assert file is not None
+    end = time.monotonic() + _START_S
+    while "compiling" not in (log := file.read_text()) and time.monotonic() < end:
+        assert process.poll() is None, log[-2000:]
+        time.sleep(0.1)
+    processes = psutil.Process(process.pid).children(recursive=True)
+    assert processes
+    begin = time.monotonic()
+    # as a terminal sends it
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(120) == 128 + signal.SIGINT
+    assert time.monotonic() - begin < _AT_ONCE_S
+    _, alive = psutil.wait_procs(processes, _AT_ONCE_S)
+    assert not alive
+    log = file.read_text()
+    assert "SIGINT came before the server was ready" in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_more_work_than_a_drain_has_time_for_is_answered_with_an_error(starting_server: Server, signals: int) -> None:
+    wait(starting_server)
+    process = starting_server.process
+    assert process is not None
+
+    def complete(seed: int) -> int:
+        body = {"model": "m", "prompt": "a", "max_tokens": 250, "temperature": 1.5, "n": 4, "ignore_eos": True}
+        try:
+            return post(starting_server, "/v1/completions", body | {"seed": seed})[0]
+        except OSError:
+            return 0
+
+    with ThreadPoolExecutor(40) as pool:
+        answers = [pool.submit(complete, seed) for seed in range(40)]
+        time.sleep(2)
+        begin = time.monotonic()
+        for _ in range(signals):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.5)
+        assert process.wait(30) == (0 if signals == 1 else 128 + signal.SIGINT)
+        assert time.monotonic() - begin < (_DRAIN_S if signals == 1 else 0.5) + _AT_ONCE_S
+        statuses = {answer.result(_AT_ONCE_S) for answer in answers}
+    # 0: the connection ended with the process
+    assert statuses <= {200, 503} if signals == 1 else 0 in statuses
+    assert statuses - {200}

@@ -1,10 +1,11 @@
-"""A request that the engine could not go on with: vLLM hears of it in the step's output, and the others' ids go on."""
+"""The worker's and the scheduler's bookkeeping: a request that fails ends by itself, the others go on."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.serve.server import NO_VLLM
@@ -16,17 +17,16 @@ pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
 
 @pytest.fixture
 def worker() -> Any:
-    """A worker of three running requests, and an engine that remembers which were cancelled."""
-    from serve.metrics import Metrics  # noqa: PLC0415
+    """A worker of three running requests, and an engine that records which were cancelled."""
     from serve.worker import BundleWorker  # noqa: PLC0415
 
     made = BundleWorker.__new__(BundleWorker)
     cancelled = list[int]()
     made.engine = SimpleNamespace(  # type: ignore[assignment]
-        cancel=cancelled.append, cancelled=cancelled, speculative=True, begun=True, begun_k=None
+        cancel=cancelled.append, cancelled=cancelled, speculative=True, launched=True, launched_batch=None
     )
-    made.shape, made.metrics = SimpleNamespace(k=3, has=lambda key: key.bucket == 128), Metrics("chain")  # type: ignore[assignment]
-    made.numbers, made.masked, made.failed = {"a": 0, "b": 1, "c": 2}, {}, set()
+    made.config = SimpleNamespace(k=3)  # type: ignore[assignment]
+    made.numbers, made.masked = {"a": 0, "b": 1, "c": 2}, {}
     made.requests, made.preempted = dict.fromkeys("abc", ((1,), None)), {}
     return made
 
@@ -35,7 +35,7 @@ def _step(*names: str) -> Any:
     return SimpleNamespace(num_scheduled_tokens=dict.fromkeys(names, 4), scheduled_new_reqs=[])
 
 
-def test_an_event_with_an_error_fails_its_request_alone(worker: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_with_an_error_ends_its_request_only(worker: Any, capsys: pytest.CaptureFixture[str]) -> None:
     events = {0: Event(0, [5, 6]), 1: Event(1, [7], Result(reason="error", error="its logits are no numbers"))}
     output = worker._output(_step("a", "b", "c"), events)
     assert output.sampled_token_ids == [[5, 6], [], []]
@@ -44,54 +44,48 @@ def test_an_event_with_an_error_fails_its_request_alone(worker: Any, capsys: pyt
     assert worker.engine.cancelled == [1]
     assert worker.take_draft_token_ids().req_ids == ["a", "c"]
     assert "request b ends with an error: its logits are no numbers" in capsys.readouterr().err
-    assert worker._output(_step("a", "c"), {}).failed == set(), "vLLM hears of it once"
+    output = worker._output(_step("a", "c"), {0: Event(0, [5], Result(reason="context"))})
+    assert (output.sampled_token_ids, output.failed) == ([[5], []], set())
 
 
-def test_steps_are_counted_by_k_and_summed_up(worker: Any) -> None:
-    from prometheus_client import REGISTRY  # noqa: PLC0415
-
-    def counted() -> float:
-        return REGISTRY.get_sample_value("trnspec_steps_total", {"k": "3"}) or 0.0
-
-    before = counted()
-    worker.metrics.end(False, [Event(0, [5, 6], k=3, drafted=3, accepted=1), Event(1, [7], None, 3, 3, 0)], True)
-    worker.metrics.end(True, [], False)
-    assert counted() - before == 1
-    assert worker.metrics.summary() == (
-        "steps by k {3: 1}, 1.50 tokens a step and request, 1 of 6 draft tokens emitted (drafter chain)"
-    )
+def test_a_mask_without_a_token_reaches_the_engine(worker: Any) -> None:
+    """The engine ends such a request with an error; rows of drafts lie between the masks of two requests."""
+    given = list[Any]()
+    worker.waiting = SimpleNamespace(scheduled_spec_decode_tokens={"a": [-1, -1]})
+    worker.masked = {name: SimpleNamespace(next=None) for name in "ab"}
+    worker._serve = given.append
+    bitmask = np.arange(4, dtype=np.int32)[:, None] - 3
+    worker.sample_tokens(SimpleNamespace(structured_output_request_ids=["a", "b"], grammar_bitmask=bitmask))
+    assert (worker.masked["a"].next, worker.masked["b"].next) == ([-3], [0])
+    assert given == [worker.waiting]
 
 
-def test_vllm_counts_with_the_drafts_of_the_step_that_runs(worker: Any) -> None:
+def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts(worker: Any) -> None:
     placeholders = {}
     for k in (None, 0, 1, 3):
-        worker.engine.begun_k = k
+        worker.engine.launched_batch = None if k is None else SimpleNamespace(k=k, chunk=None)
         drafts = worker.take_draft_token_ids()
         placeholders[k] = drafts and list(map(len, drafts.draft_token_ids))
-    # a step that has not begun may get any k yet
+    # a step that is not launched may still get any k
     assert placeholders == {None: [3, 3, 3], 0: None, 1: [1, 1, 1], 3: [3, 3, 3]}
 
 
-def test_a_request_that_ends_by_itself_has_not_failed(worker: Any) -> None:
-    output = worker._output(_step("a"), {0: Event(0, [5], Result(reason="context"))})
-    assert (output.sampled_token_ids, output.failed) == ([[5]], set())
-
-
-def test_the_scheduler_ends_what_the_worker_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scheduler_ends_failed_requests_and_their_blocks_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
 
     from serve.scheduler import BundleScheduler, StepOutput  # noqa: PLC0415
 
-    ended = list[set[str]]()
+    ended, evicted = list[set[str]](), list[set[int]]()
 
     def update(self: Any, scheduler_output: Any, output: Any) -> None:
         ended.append(set(self.grammar_compile_error_reqs))
 
     monkeypatch.setattr(Scheduler, "update_from_output", update)
-    scheduler = BundleScheduler.__new__(BundleScheduler)
-    scheduler.grammar_compile_error_reqs, scheduler.requests = {"x"}, {}
+    scheduler: Any = BundleScheduler.__new__(BundleScheduler)
+    scheduler.grammar_compile_error_reqs, scheduler.requests = {"x"}, {"b": None}
+    scheduler.kv_cache_manager = SimpleNamespace(get_block_ids=lambda name: ([4, 7],), evict_blocks=evicted.append)
     scheduler.update_from_output(None, StepOutput(["b"], {"b": 0}, [[]], failed={"b"}))
-    assert ended == [{"x", "b"}]
+    assert (ended, evicted) == ([{"x", "b"}], [{4, 7}])
 
 
 def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,17 +113,17 @@ def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: py
 
 
 def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> None:
-    """One that comes alone, or comes back, is scheduled without the others, whose ids would be lost."""
-    begun, filling = list[bool](), {2}
+    """A new or resumed request is scheduled without the others, whose tokens would be lost."""
+    launched, prefilling = list[bool](), {2}
     worker.engine = SimpleNamespace(
-        begun=False, filling=filling.__contains__, slots=SimpleNamespace(full=True),
-        begin=lambda masks=False: begun.append(masks), follow=lambda: None,
+        launched=False, launched_batch=None, prefilling=prefilling.__contains__,
+        launch=lambda masks=False: launched.append(masks), launch_next=lambda: None,
     )  # fmt: skip
-    worker.dead_ends, worker.metrics = set(), SimpleNamespace(begin=lambda: None)
+    worker.metrics = SimpleNamespace(begin=lambda: None)
     worker._pieces = lambda _: {}
     worker._output = worker._report_invalid_drafts = lambda *_: None
     for names, steps in ((("x",), 0), (("c",), 0), (("c", "a"), 1), ((), 0)):
-        begun.clear()
+        launched.clear()
         cached = SimpleNamespace(req_ids=list(names), new_block_ids=[None] * len(names))
         worker._serve(SimpleNamespace(scheduled_cached_reqs=cached))
-        assert begun.count(True) == steps
+        assert launched.count(True) == steps

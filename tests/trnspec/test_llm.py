@@ -27,6 +27,7 @@ COUNT = "Count from 1 to 10:"
 FEW = {"max_new_tokens": 16}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: LLM) -> None:
     first, again = (llm.generate(COUNT, DRAWN, **FEW) for _ in range(2))
     assert first.ids == again.ids
@@ -38,7 +39,9 @@ def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: L
 
 
 @pytest.mark.parametrize(
-    "params", [Params(), DRAWN, Params(1.1, top_k=30, seed=5)], ids=["greedy", "drawn", "filtered"]
+    "params",
+    [Params(), DRAWN, pytest.param(Params(1.1, top_k=30, seed=5), marks=pytest.mark.slow)],
+    ids=["greedy", "drawn", "filtered"],
 )
 def test_speculation_off_and_its_limit_give_the_same_bytes(llm: LLM, params: Params) -> None:
     """Off for the server or for a request, any limit, alone, in a batch or as a stream."""
@@ -142,6 +145,7 @@ def test_streams_and_batches_are_served_together(llm: LLM) -> None:
     assert [*texts, third] == alone
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
     for _ in range(llm.config.batch + 1):
         stream = llm.stream(PROMPTS[0])
@@ -221,8 +225,6 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
-    assert verify(bundle)["ks"] == [0, 7]
-    broken = tmp_path / "broken"
-    broken.symlink_to(bundle)
+    assert verify(bundle) == []
     with pytest.raises(UserError, match="has no manifest"):
         verify(tmp_path)

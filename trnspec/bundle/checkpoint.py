@@ -1,203 +1,119 @@
-"""Hugging Face checkpoints: read by name and shape, cut for each rank, block by block."""
-
-from __future__ import annotations
+"""Hugging Face checkpoints: checked by name, shape and dtype, and cut into the shards of ranks."""
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.cut import Cut, Weight
-from model.drafters.registry import model_of
+from model.drafters.registry import drafter_of
 from model.errors import UserError
 from model.parallel import HeadMap
 from model.strict import shown
-from trnspec.bundle.blocks import Blocks
+from model.weights import Packing, ShardSpec, Weight
 from trnspec.bundle.part import checkpoint_shapes
 
-# bytes of a tensor that are read at a time
-BLOCK_BYTES = 16 << 20
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-class Piece(NamedTuple):
-    """Rows of a weight that one rank takes; its pieces follow each other."""
-
-    rank: int
-    rows: Tensor
+_FLOATS, _INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
 
 
 class Checkpoint:
-    """A Hugging Face checkpoint folder, checked by name and shape before any tensor is read.
+    """A Hugging Face checkpoint folder, checked by name, shape and dtype before any tensor is read.
 
-    A draft's may lack a tensor that `target`, its target's, lends it.
+    A draft's may lack tensors that its `target`'s checkpoint has for both.
     """
 
-    def __init__(self, path: Path, config: ModelConfig, target: Checkpoint | None = None) -> None:
-        self.path, self.config, self._memory = path, config, Blocks()
-        self._names, model = _files_of(path), model_of(config)
-        opened = [_open(path / name) for name in self._names]
-        stored = {key: file for file in opened for key in file.keys()}  # noqa: SIM118
-        files = zip(self._names, opened, strict=True)
-        places = {key: place for name, file in files for key, place in _places(path / name, file)}
-        known = {key: ours for key in stored if (ours := model.stored_as(config, key))}
-        self._where = {ours: stored[key].get_slice(key) for key, ours in known.items()}
-        self._places = {ours: places[key] for key, ours in known.items()}
-        for own, theirs in model.lent.items():
-            if target and own not in self._where:
-                name = next(name for name in theirs if name in target._where)
-                self._where[own], self._places[own] = target._where[name], target._places[name]
+    def __init__(self, path: Path, config: ModelConfig, target: "Checkpoint | None" = None) -> None:
+        self.path, self.config = path, config
+        self.files, drafter = _files_of(path), drafter_of(config)
+        self._tensors: dict[str, Any] = {}
+        for file in self.files:
+            opened = _open(file)
+            for key in opened.keys():  # noqa: SIM118
+                if name := drafter.rename_weight(config, key):
+                    if name in self._tensors:
+                        raise UserError(f"checkpoint {path} has {key} in two files; fetch the checkpoint again")
+                    self._tensors[name] = opened.get_slice(key)
+        for name, theirs in drafter.tied_to_target.items():
+            if target and name not in self._tensors:
+                self._tensors[name] = target._tensors[next(n for n in theirs if n in target._tensors)]
         self._check()
 
     def _check(self) -> None:
-        expected, found = checkpoint_shapes(self.config), set(self._where)
-        missing, extra = sorted(expected.keys() - found), sorted(found - expected.keys())
-        wrong = [
-            f"{n} is {tuple(self._where[n].get_shape())}, expected {s}"
-            for n, s in expected.items()
-            if n in found and tuple(self._where[n].get_shape()) != s
-        ]
-        for kind, names in (("lacks", missing), ("has unknown", extra), ("has wrong shapes:", wrong)):
+        expected, found = checkpoint_shapes(self.config), self._tensors
+        integers = {w.parts[0][0] for w in drafter_of(self.config).weights(self.config, Packing()) if w.dtype}
+        shapes, dtypes = list[str](), list[str]()
+        for name in expected.keys() & found:
+            shape, dtype = tuple(found[name].get_shape()), found[name].get_dtype()
+            if shape != expected[name]:
+                shapes.append(f"{name} is {shape}, expected {expected[name]}")
+            if dtype not in (_INTEGERS if name in integers else _FLOATS):
+                dtypes.append(f"{name} is {dtype}")
+        for fault, names, way in (
+            ("lacks", expected.keys() - found, "give the folder of a complete checkpoint that fits its config.json"),
+            ("has unknown", found.keys() - expected, "give a checkpoint that fits its config.json"),
+            ("has wrong shapes:", shapes, "give a checkpoint that fits its config.json"),
+            ("has weights of a type that is not supported:", dtypes, "give one in bf16, fp16 or fp32, not quantized"),
+        ):
             if names:
                 more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-                raise UserError(
-                    f"checkpoint {self.path} {kind} {', '.join(names[:8])}{more}; "
-                    "give the folder of a complete checkpoint that fits its config.json"
-                )
+                raise UserError(f"checkpoint {self.path} {fault} {', '.join(sorted(names)[:8])}{more}; {way}")
 
-    @property
-    def files(self) -> list[Path]:
-        """The files that hold the weights."""
-        return [self.path / name for name in self._names]
-
-    def pieces(self, weight: Weight, ranks: Sequence[int], tp: int, dtype: torch.dtype) -> Iterator[Piece]:
-        """The parts of a weight for these of `tp` ranks; each tensor is read once. UserError names one with NaN."""
+    def shards(self, weight: Weight, tp: int, dtype: torch.dtype) -> Iterator[Tensor]:
+        """A weight on each of `tp` ranks; its tensors are read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
-        if weight.plain:
-            yield from self._cut(*weight.parts[0], ranks, heads, dtype)
-            return
-        parts = [self._whole(name, cut, ranks, heads, dtype) for name, cut in weight.parts]
-        for rank in ranks:
-            yield Piece(rank, weight.join(*(part[rank] for part in parts), self.config.head_dim))
+        tensors, dim = [self._read(name, dtype) for name, _ in weight.parts], self.config.head_dim
+        for rank in range(tp):
+            cut = [_cut(x, shard, rank, heads, dim) for x, (_, shard) in zip(tensors, weight.parts, strict=True)]
+            yield weight.pack(*cut, dim) if weight.pack else cut[0]
 
-    def _whole(
-        self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype
-    ) -> dict[int, Tensor]:
-        blocks: dict[int, list[Tensor]] = {rank: [] for rank in ranks}
-        for rank, rows in self._cut(name, cut, ranks, heads, dtype):
-            blocks[rank].append(rows)
-        return {rank: torch.cat(of_rank) for rank, of_rank in blocks.items()}
-
-    def _cut(self, name: str, cut: Cut, ranks: Sequence[int], heads: HeadMap, dtype: torch.dtype) -> Iterator[Piece]:
-        """Each rank's part of a tensor, a bounded number of bytes at a time; ranks with equal parts share it."""
-        shape, dim = tuple(self._where[name].get_shape()), self.config.head_dim
-        if cut.axis == 1:
-            taken = {rank: _ranges(shape[1], cut, rank, heads, dim) for rank in ranks}
-            for rows in self._rows(name, 0, shape[0], dtype):
-                yield from (Piece(rank, self._columns(rows, columns)) for rank, columns in taken.items())
-            return
-        takers: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for rank in ranks:
-            takers.setdefault(tuple(_ranges(shape[0], cut, rank, heads, dim)), []).append(rank)
-        # no checkpoint has a head of padding: its rows are zeros
-        zeros = torch.zeros((dim, *shape[1:]), dtype=dtype)
-        for ranges, takers_of_it in takers.items():
-            for start, stop in ranges:
-                for rows in self._rows(name, start, stop, dtype) if stop else [zeros]:
-                    yield from (Piece(rank, rows) for rank in takers_of_it)
-
-    def _rows(self, name: str, start: int, stop: int, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Rows of a tensor in blocks, read from the file: a mapped page would stay in memory."""
-        file, at, row_bytes, stored, tail = self._places[name]
-        step = max(1, BLOCK_BYTES // row_bytes)
-        for first in range(start, stop, step):
-            count = min(step, stop - first)
-            buffer = self._memory.empty(count * row_bytes)
-            _read(file, at + first * row_bytes, buffer.numpy().data)
-            rows = buffer.view(stored).view(count, *tail)
-            # either end is NaN if any number is
-            if not all(map(torch.isfinite, torch.aminmax(rows))):
-                raise UserError(
-                    f"{name} in {self.path} holds NaN or infinity; the checkpoint is damaged, fetch it again"
-                )
-            yield rows.to(dtype)
-
-    def _columns(self, rows: Tensor, ranges: list[tuple[int, int]]) -> Tensor:
-        """These columns of rows, side by side; those of a head of padding are zeros."""
-        dim, count = self.config.head_dim, len(rows)
-        width = sum(stop - start or dim for start, stop in ranges)
-        cut = self._memory.empty(count * width * rows.itemsize).view(rows.dtype).view(count, width)
-        at = 0
-        for start, stop in ranges:
-            part = cut[:, at : (at := at + (stop - start or dim))]
-            if stop:
-                part.copy_(rows[:, start:stop])
-            else:
-                part.zero_()
-        return cut
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        tensor: Tensor = self._tensors[name][:].to(dtype)
+        # either end is NaN if any number is
+        if not all(map(torch.isfinite, torch.aminmax(tensor))):
+            raise UserError(
+                f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; fetch the checkpoint again"
+            )
+        return tensor
 
 
 def has_weights(path: Path) -> bool:
-    """Whether a folder is meant to hold weights: it has them, or an index of them."""
-    return any((path / name).is_file() for name in (_WEIGHTS, _INDEX))
+    """Whether a folder contains weights, or an index of them."""
+    return any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", _INDEX))
 
 
-def _files_of(path: Path) -> list[str]:
+def _files_of(path: Path) -> list[Path]:
     index = path / _INDEX
     if not index.is_file():
-        return [_WEIGHTS]
+        return [path / _WEIGHTS]
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if odd := [name for name in names if not (isinstance(name, str) and name == Path(name).name)]:
             raise ValueError(f"{shown(odd[0])} is not a file name")
-        return sorted(names)
+        return [path / name for name in sorted(names)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{index} is not a checkpoint index ({error}); fetch the checkpoint again") from error
 
 
 def _open(file: Path) -> Any:
     if not file.is_file():
-        raise UserError(f"{file} does not exist; a checkpoint folder holds its weights as safetensors")
+        raise UserError(f"{file} does not exist; a checkpoint folder has its weights as safetensors, with an index")
     try:
         return safe_open(file, framework="pt")
     except SafetensorError as error:
         raise UserError(f"{file} is truncated or corrupted ({error}); fetch the checkpoint again") from error
 
 
-def _places(file: Path, opened: Any) -> Iterator[tuple[str, tuple[Path, int, int, torch.dtype, tuple[int, ...]]]]:
-    """Name -> where each tensor of a safetensors file lies: file, offset, bytes of a row, dtype, shape of a row."""
-    with file.open("rb") as raw:
-        length = int.from_bytes(raw.read(8), "little")
-        header = json.loads(raw.read(length))
-    for name in opened.keys():  # noqa: SIM118
-        slice_ = opened.get_slice(name)
-        dtype, tail = slice_[0:0].dtype, tuple(slice_.get_shape()[1:])
-        yield name, (file, 8 + length + header[name]["data_offsets"][0], math.prod(tail) * dtype.itemsize, dtype, tail)
-
-
-def _read(file: Path, offset: int, into: memoryview) -> None:
-    with file.open("rb", buffering=0) as raw:
-        raw.seek(offset)
-        done = 0
-        while done < len(into):
-            count = raw.readinto(into[done:])
-            if not count:
-                raise UserError(f"{file} became shorter while it was read; fetch the checkpoint again")
-            done += count
-
-
-def _ranges(size: int, cut: Cut, rank: int, heads: HeadMap, head_dim: int) -> list[tuple[int, int]]:
-    """The part of an axis that a rank takes, as (start, stop); (0, 0) is a head of zeros."""
-    if cut.axis is None:
-        return [(0, size)]
-    if cut.by in ("even", "id"):
-        size = size // heads.tp
-        return [(rank * size, (rank + 1) * size)]
-    wanted = heads.queries_of(rank) if cut.by == "query" else heads.kv_of(rank)
-    return [(0, 0) if head is None else (head * head_dim, (head + 1) * head_dim) for head in wanted]
+def _cut(tensor: Tensor, shard: ShardSpec, rank: int, heads: HeadMap, head_dim: int) -> Tensor:
+    """The part of a tensor that a rank stores; heads that pad its group are zeros."""
+    if shard.axis is None:
+        return tensor
+    if shard.by == "even":
+        return tensor.chunk(heads.tp, shard.axis)[rank]
+    rows = tensor.split(head_dim, shard.axis)
+    of_rank = heads.queries_of(rank) if shard.by == "query" else heads.kv_of(rank)
+    return torch.cat([torch.zeros_like(rows[0]) if head is None else rows[head] for head in of_rank], shard.axis)

@@ -1,39 +1,33 @@
-"""manifest.json: a bundle's spec, its files, and how they were made; checked whole before any use.
+"""manifest.json: a bundle's spec, its files and how they were made, checked before any of it is used.
 
-safetensors, HLO protos and JSON only: nothing in a bundle is unpickled or executed.
+A bundle is safetensors, HLO protos, JSON and text: nothing in it is unpickled or executed by us.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import functools
 import hashlib
 import json
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from model.errors import UserError
-from model.graph_spec import GraphSpec, TensorSpec
+from model.graph_spec import TensorSpec
 from model.strict import Length, Range, Text, Wrong, read, shown
 from model.weights import shard_file
 from trnspec.bundle.plan import BundlePlan, make_plan
-from trnspec.bundle.spec import MAX_TP, BundleSpec, Name, spec_from_json
+from trnspec.bundle.shards import shard_bytes
+from trnspec.bundle.spec import Name, spec_from_json
 
-FORMAT = "trnspec-bundle"
-FORMAT_VERSION = 3
-MANIFEST = "manifest.json"
-# all that a build writes, and all that a manifest may list
-FOLDERS = ("hlo", "neff", "kernels", "logs", "weights", "tokenizer")
-_FILES = ("neuron_config.json", "model.pt")
-# the largest manifest that is read
-MANIFEST_BYTES = 16 << 20
-_PIECE = 1 << 20
-_UNITS = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
-_FILE_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}/){0,3}[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}").fullmatch
+FORMAT, FORMAT_VERSION = "trnspec-bundle", 4
+MANIFEST, MANIFEST_BYTES = "manifest.json", 16 << 20
+# the folders and files of a bundle -> the largest size of a file there; a shard's size follows from the plan
+FOLDERS = {"hlo": 1 << 28, "neff": 1 << 34, "kernels": 1 << 28, "logs": 1 << 28, "weights": 0, "tokenizer": 1 << 27}
+FILES = {"neuron_config.json": 1 << 20, "model.pt": 1 << 38}
 _Digest = Annotated[str, Text(r"[0-9a-f]{64}", "a sha256")]
-_FileName = Annotated[str, Text(r"[A-Za-z0-9_./-]{1,500}", "a file's name")]
+# no name leads out of the folder, or is that of a file under construction
+_PART = r"\w[\w.-]{0,120}(?<!\.tmp)"
+_FileName = Annotated[str, Text(rf"(?a:(?:{_PART}/){{0,3}}{_PART})", "a file of a bundle")]
 _Names = Annotated[dict[str, Name], Length(0, 100)]
 
 
@@ -48,11 +42,8 @@ class File:
 
 @dataclass(frozen=True)
 class Compiler:
-    """The Neuron SDK's files: `neff` is none, neff (files of single graphs) or model.pt (for NxDI's loader).
-
-    `kernels` says where a device finds the NKI kernels that the graphs call: nowhere, as IR beside the NEFFs, or in
-    model.pt.
-    """
+    """The Neuron SDK's files: `neff` is none, neff (a NEFF for each graph) or model.pt (for NxDI's loader); `kernels`
+    says where the compiled NKI kernels of the graphs are: nowhere, or as IR in kernels/."""
 
     toolchain: Literal["cpu", "compiler", "full"] = "cpu"
     neff: Literal["none", "neff", "model.pt"] = "none"
@@ -60,13 +51,11 @@ class Compiler:
     lnc: Literal[0, 1, 2] = 0
     flags: Annotated[dict[str, str], Length(0, 8)] = dataclasses.field(default_factory=dict)
     versions: _Names = dataclasses.field(default_factory=dict)
-    kernels: Literal["none", "bir", "model.pt"] = "none"
+    kernels: Literal["none", "bir"] = "none"
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """The manifest without its format and its spec, which `spec_from_json` reads."""
-
+class _ManifestJson:
     graphs: Annotated[dict[_FileName, _Digest], Length(1, 4096)]
     files: Annotated[dict[_FileName, File], Length(1, 10_000)]
     versions: _Names
@@ -75,16 +64,15 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """A checked manifest: the spec, the plan of it, the files by name, how they were made, its own digest."""
+class Manifest(_ManifestJson):
+    """A checked manifest: the files by name, how they were made, the plan of its spec, its own digest."""
 
-    spec: BundleSpec
     plan: BundlePlan
-    files: dict[str, File]
-    compiler: Compiler
-    versions: dict[str, str]
-    commit: str | None
     digest: str
+
+    def __str__(self) -> str:
+        spec, size = self.plan.spec, sum(entry.bytes for entry in self.files.values()) / 1e9
+        return f"{spec.target} + {spec.draft}, tp {spec.tp}, k {spec.k}, {size:.2f} GB, neff {self.compiler.neff}"
 
     @property
     def has_weights(self) -> bool:
@@ -93,142 +81,92 @@ class Manifest:
 
     @property
     def without_kernels(self) -> str:
-        """Why no device can run the graphs, if they call kernels that were compiled for none; else empty."""
-        if self.spec.kernels == "reference" or self.compiler.kernels != "none":
-            return ""
-        return (
+        """Why no device can run the graphs, if they call NKI kernels that were compiled for none; else empty."""
+        calls = self.plan.spec.kernels != "reference" and self.compiler.kernels == "none"
+        return calls * (
             "its graphs call NKI kernels that were compiled for no device (kernels: none); build it on a machine with "
             "neuronx-cc and nki, or with --kernels reference"
         )
-
-    def title(self, role: str) -> str:
-        """A model's name for people, with its size where the name is a folder's, which may be any word."""
-        part = next((p for p in self.spec.parts if p.role == role), None)
-        if part is None or "/" in part.name:
-            return part.name if part else "none"
-        count = part.config.parameter_count
-        return f"{part.name} ({next((f'{count / unit:.1f}{sign}' for unit, sign in _UNITS if count >= unit), count)})"
 
 
 def manifest_json(
     plan: BundlePlan, files: dict[str, File], compiler: Compiler, versions: dict[str, str], commit: str | None
 ) -> bytes:
     """The bytes of a bundle's manifest."""
-    value = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "spec": plan.spec.as_json(),
-        "graphs": graph_digests(plan),
-        "files": {name: dataclasses.asdict(file) for name, file in sorted(files.items())},
-        "compiler": dataclasses.asdict(compiler),
-        "versions": versions,
-        "commit": commit,
-    }
-    value["manifest_sha256"] = canonical_hash(value)
-    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    made = _ManifestJson(graph_digests(plan), files, versions, commit, compiler)
+    head = {"format": FORMAT, "format_version": FORMAT_VERSION, "spec": plan.spec.as_json()}
+    value = head | dataclasses.asdict(made)
+    return (json.dumps(value | {"manifest_sha256": canonical_hash(value)}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def parse_manifest(content: bytes, file: str) -> Manifest:
     """The manifest of these bytes; UserError, naming the file, if a build did not write them.
 
-    A manifest is untrusted: its size, its own digest, every type and range are checked, the spec is checked as a
-    build checks its own, and everything else a loader uses follows from a new plan of it.
+    Untrusted: its size, its digest, every type and range are checked, the spec as a build checks its own; everything
+    else follows from a new plan of the spec.
     """
     try:
-        raw = _loaded(content)
-        version = raw["format_version"] if raw["format"] == FORMAT else None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{file} is not a bundle's manifest ({type(error).__name__}); build the bundle again"
-        ) from error
+        raw: Any = json.loads(content.decode("utf-8")) if len(content) <= MANIFEST_BYTES else None
+        version = raw.pop("format_version") if raw["format"] == FORMAT else None
+        digest = raw.pop("manifest_sha256", None)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{file} is not a bundle's manifest ({type(error).__name__}); build it again") from error
     if type(version) is not int or version != FORMAT_VERSION:
         raise UserError(
-            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it "
-            "again with this version"
+            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it again"
         )
-    digest = raw.pop("manifest_sha256", None)
-    if canonical_hash(raw) != digest:
-        raise UserError(
-            f"{file} was changed after it was written (its own digest differs); build the bundle again or copy it again"
-        )
+    if canonical_hash(raw | {"format_version": version}) != digest:
+        raise UserError(f"{file} was changed after it was written (its own digest differs); build or copy it again")
     try:
-        return _checked({n: v for n, v in raw.items() if n not in ("format", "format_version")}, digest)
+        spec = spec_from_json(raw.pop("spec", None))
+        spec.check()
+        stored, plan = read(_ManifestJson, {n: v for n, v in raw.items() if n != "format"}), make_plan(spec)
+        if stored.graphs != graph_digests(plan):
+            raise Wrong("its graphs are not those that this version plans for its spec")
+        if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
+            raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
+        _check_files(stored.files, plan, stored.compiler)
+        return Manifest(**vars(stored), plan=plan, digest=digest)
     except (Wrong, UserError, RecursionError) as wrong:
         raise UserError(f"{file} was not written by a build: {wrong}; build the bundle again") from wrong
 
 
-def _checked(raw: dict[str, Any], digest: str) -> Manifest:
-    if "spec" not in raw:
-        raise Wrong("spec is missing")
-    spec = spec_from_json(raw.pop("spec"))
-    spec.check()
-    stored = read(_Stored, raw)
-    files = stored.files
-    plan = make_plan(spec)
-    if stored.graphs != graph_digests(plan):
-        raise Wrong("its graphs are not those that this version plans for its spec")
-    if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
-        raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
-    _check_names(files)
-    needed = {*stored.graphs, "neuron_config.json", *(["model.pt"] if stored.compiler.neff == "model.pt" else [])}
-    shards = {shard_file(rank) for rank in range(MAX_TP)} & files.keys()
-    if shards:
-        needed |= {shard_file(rank) for rank in range(spec.tp)}
+def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -> None:
+    """Raise Wrong unless files are those of a plan and a build writes such sizes."""
+    shards = {shard_file(rank): rank for rank in range(plan.spec.tp)}
+    needed = {graph.file for graph in plan.graphs} | (FILES.keys() if compiler.neff == "model.pt" else set())
+    needed |= shards.keys() if shards.keys() & files.keys() else set()
     if missing := sorted(needed - files.keys()):
         raise Wrong(f"files lacks {missing[0]}")
-    strange = {n for n in files if n not in _FILES and n.partition("/")[0] not in FOLDERS}
-    if odd := sorted((shards | strange | {n for n in files if n.startswith("hlo/")}) - needed):
-        raise Wrong(f"files has {odd[0]}, which no build of its spec writes")
-    return Manifest(spec, plan, files, stored.compiler, stored.versions, stored.commit, digest)
-
-
-def _check_names(files: dict[str, File]) -> None:
-    """Raise Wrong for the name of a file that could leave the folder, or mean a different file there."""
-    folders = {parent for name in files for parent in _parents(name)}
-    for name in files:
-        plain = _FILE_NAME(name) and not name.endswith((".part", ".tmp"))
-        if not plain or name.casefold() == MANIFEST or name in folders:
-            raise Wrong(f"it names {shown(name)}, no file of a bundle; do not trust it")
-    if len({name.casefold() for name in files}) < len(files):
-        raise Wrong("it names two files that differ in case alone; do not trust it")
-
-
-def _parents(name: str) -> list[str]:
-    parts = name.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _loaded(content: bytes) -> Any:
-    if len(content) > MANIFEST_BYTES:
-        raise ValueError("too long")
-    return json.loads(content.decode("utf-8"))
+    for name, entry in sorted(files.items()):
+        folder = name.partition("/")[0]
+        most = FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
+        if name not in needed and (not most or folder == "hlo"):
+            raise Wrong(f"files has {name}, which no build of its spec writes")
+        if name in shards and entry.bytes != (size := shard_bytes(plan, shards[name])):
+            raise Wrong(f"{name} has {entry.bytes} bytes, its tensors need {size}")
+        if name not in shards and entry.bytes > most:
+            raise Wrong(f"{name} has {entry.bytes} bytes, the largest of its kind have {most}")
 
 
 def graph_digests(plan: BundlePlan) -> dict[str, str]:
     """The file of each graph -> the digest of everything that is planned for it."""
-    lists: dict[int, str] = {}
-
-    def digest(tensors: tuple[TensorSpec, ...]) -> str:
-        # most graphs share their weights: thousands of rows, hashed once
-        if id(tensors) not in lists:
-            lists[id(tensors)] = canonical_hash([[t.name, t.shape, t.dtype] for t in tensors])
-        return lists[id(tensors)]
-
-    def of(graph: GraphSpec) -> str:
-        tensors = (graph.weights, graph.inputs, graph.state, graph.outputs)
-        return canonical_hash([list(graph.key), *map(digest, tensors), graph.collectives])
-
-    return {graph.file: of(graph) for graph in plan.graphs}
+    return {
+        g.file: canonical_hash([g.key, plan.spec.kernels, *map(_digest, (g.weights, g.inputs, g.state, g.outputs))])
+        for g in plan.graphs
+    }
 
 
-def sha256_of(path: Path, told: Callable[[int], None] = lambda count: None) -> str:
-    """The sha256 of a file, read in pieces; `told` is called with each piece's bytes."""
-    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE))
+# most graphs share their weights, which are thousands of rows
+@functools.lru_cache(maxsize=32)
+def _digest(tensors: tuple[TensorSpec, ...]) -> str:
+    return canonical_hash([vars(tensor) for tensor in tensors])
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file."""
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(piece):
-            digest.update(piece[:count])
-            told(count)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def canonical_hash(value: Any) -> str:

@@ -1,20 +1,18 @@
-"""`open_bundle`: the one way to load a bundle. What is verified is what is used.
+"""`open_bundle`, the way to load a bundle: a file is opened once, hashed while it is read, and used from those bytes.
 
-The folder is opened once, and every file below that very folder, without following links; a file is read whole, its
-size and digest are held against the manifest, and its user gets the bytes that were hashed. So nothing can be
-exchanged between the check and the use, and nothing is remembered from one load to the next.
+Files are opened below the folder that was opened first: a folder that takes its name later is not read.
 """
-
-from __future__ import annotations
 
 import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable
+import weakref
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from model.errors import UserError
 from model.graph_spec import GraphSpec
@@ -24,58 +22,35 @@ from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.signature import SIGNATURE, check_signature, key_of
 from trnspec.bundle.spec import BundleSpec
 
+SIGNATURE_BYTES = 1 << 16
 _READERS = min(4, os.cpu_count() or 1)
 _PIECE = 1 << 20
-_SIGNATURE_BYTES = 1 << 16
-Told = Callable[[int], None]
-Look = Callable[[str, bytearray], Iterable[str]]
+# read and hashed by whoever uses them
+_READ_WHERE_USED = ("weights/", "hlo/", "neff/")
 
 
-class _Folder:
-    """An open folder; it is closed with the last bundle that refers to it."""
+def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
+    """Open a regular file, below an open folder if given; OSError for a link, a pipe or anything else."""
+    # a pipe without a writer would block
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", str(name))
+    return os.fdopen(fd, "rb")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
 
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
+def read_small(file: Path, most: int, folder: int | None = None) -> bytes | None:
+    """The bytes of a file, of its name below an open folder if given, at most one more than `most`; None without one.
 
-    def open(self, name: str) -> int:
-        """A descriptor of a regular file below the folder; OSError if a link or anything else is on the way."""
-        *parents, last = name.split("/")
-        at, held = self.fd, list[int]()
-        try:
-            for parent in parents:
-                at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-                held.append(at)
-            # a pipe without a writer would wait forever
-            found = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
-        finally:
-            for fd in held:
-                os.close(fd)
-        if not stat.S_ISREG(os.fstat(found).st_mode):
-            os.close(found)
-            raise OSError(errno.EINVAL, "is no regular file")
-        return found
-
-    def small(self, name: str, most: int) -> bytes | None:
-        """The bytes of a small file, at most one more than `most`; None where there is none.
-
-        UserError for anything that is no file.
-        """
-        try:
-            fd = self.open(name)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise UserError(f"{self.path / name} {_unreadable(error)}; copy the bundle again") from error
-        with os.fdopen(fd, "rb") as file:
-            return file.read(most + 1)
+    UserError if it is no regular file.
+    """
+    try:
+        with open_regular(file if folder is None else file.name, folder) as opened:
+            return opened.read(most + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{file} {_unreadable(error)}; copy the bundle again") from error
 
 
 def _unreadable(error: OSError) -> str:
@@ -84,113 +59,92 @@ def _unreadable(error: OSError) -> str:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle: its manifest is checked, and each file is checked as it is read."""
+    """An opened bundle: its manifest is checked, each file is checked when it is read."""
 
     path: Path
     manifest: Manifest
+    files: dict[str, File]
+    plan: BundlePlan
+    graphs: tuple[GraphSpec, ...]
+    spec: BundleSpec
     content: bytes
-    _folder: _Folder
+    signature: bytes | None
+    folder: int
 
-    @property
-    def spec(self) -> BundleSpec:
-        return self.manifest.spec
-
-    @property
-    def plan(self) -> BundlePlan:
-        return self.manifest.plan
-
-    @property
-    def graphs(self) -> tuple[GraphSpec, ...]:
-        return self.manifest.plan.graphs
-
-    @property
-    def files(self) -> dict[str, File]:
-        return self.manifest.files
-
-    def read(self, name: str, told: Told = lambda count: None) -> bytearray:
+    def read(self, name: str) -> bytearray:
         """The bytes of a file; UserError if they are not those that the build wrote."""
-        content, clause = self.checked(name, told)
+        clause, content = self.check(name, keep=True)
         if clause:
             raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
         return content
 
-    def checked(self, name: str, told: Told = lambda count: None) -> tuple[bytearray, str]:
-        """A file's bytes, and how it differs from its entry in the manifest, as the end of a sentence; "" if not."""
-        entry = self.files[name]
+    def check(self, name: str, keep: bool = False) -> tuple[str, bytearray]:
+        """Read a file. Returns how it differs from the manifest, as the end of a sentence, and its bytes to `keep`."""
+        entry, digest, content = self.files[name], hashlib.sha256(), bytearray()
         try:
-            fd = self._folder.open(name)
+            with open_regular(name, self.folder) as file:
+                if (left := os.fstat(file.fileno()).st_size) != entry.bytes:
+                    return f"has {left} bytes, the manifest says {entry.bytes}", content
+                while piece := file.read(min(_PIECE, left)):
+                    digest.update(piece)
+                    content += piece if keep else b""
+                    left -= len(piece)
         except FileNotFoundError:
-            return bytearray(), "is missing"
+            return "is missing", content
         except OSError as error:
-            return bytearray(), _unreadable(error)
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            if (size := os.fstat(fd).st_size) != entry.bytes:
-                return bytearray(), f"has {size} bytes, the manifest says {entry.bytes}"
-            content, digest, done = bytearray(size), hashlib.sha256(), 0
-            view = memoryview(content)
-            try:
-                while done < size and (count := file.readinto(view[done : done + _PIECE])):
-                    digest.update(view[done : done + count])
-                    done += count
-                    told(count)
-            except OSError as error:
-                return bytearray(), f"cannot be read ({error.strerror})"
-        return (content, "") if digest.hexdigest() == entry.sha256 else (bytearray(), "does not match the manifest")
-
-    def title(self, role: str) -> str:
-        """A model's name for people, with its size where the name is a folder's, which may be any word."""
-        return self.manifest.title(role)
+            return _unreadable(error), content
+        return "" if digest.hexdigest() == entry.sha256 else "does not match the manifest", content
 
 
 def read_bundle(path: Path, key: str | None = None) -> Bundle:
-    """A folder's bundle with its manifest checked, and its signature where a key is set; no file is read yet.
+    """A folder's bundle with its manifest checked, and its signature if a key is set; no other file is read yet.
 
     `key` is the public key, "" for none, by default the environment's. UserError says why the folder is not a bundle
     of this version.
     """
-    folder = _Folder(path)
-    content = folder.small(MANIFEST, MANIFEST_BYTES)
-    if content is None:
-        raise UserError(
-            f"{path} has no {MANIFEST}: it is not a bundle, or its build did not finish; "
-            "run compile.build with the same --out to finish it"
-        )
-    if key := key_of() if key is None else key:
-        check_signature(content, folder.small(SIGNATURE, _SIGNATURE_BYTES), key, str(path))
-    return Bundle(path, parse_manifest(content, str(path / MANIFEST)), content, folder)
-
-
-def unfinished(path: Path, manifest: Manifest, content: bytes) -> Bundle:
-    """A folder that is to hold the bundle of a manifest from elsewhere; its files may be missing."""
-    return Bundle(path, manifest, content, _Folder(path))
-
-
-def open_bundle(path: Path) -> Bundle:
-    """The bundle in a folder, every file of it checked but the weights, which are checked as they are loaded.
-
-    UserError names the first file that does not match the manifest.
-    """
-    bundle = read_bundle(path)
-    if sentences := damage(bundle, [name for name in bundle.files if not name.startswith("weights/")]):
-        raise UserError(f"{path} is damaged: {sentences[0]}; build the bundle again or copy it again")
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
+    try:
+        content = read_small(path / MANIFEST, MANIFEST_BYTES, folder)
+        if content is None:
+            raise UserError(f"{path} has no {MANIFEST}: it is not a bundle; give a folder that compile.build wrote")
+        signature = read_small(path / SIGNATURE, SIGNATURE_BYTES, folder)
+        if key := key_of() if key is None else key:
+            check_signature(content, signature, key, str(path))
+        manifest = parse_manifest(content, str(path / MANIFEST))
+        files, plan = manifest.files, manifest.plan
+        bundle = Bundle(path, manifest, files, plan, plan.graphs, plan.spec, content, signature, folder)
+    except BaseException:
+        os.close(folder)
+        raise
+    weakref.finalize(bundle, os.close, folder)
     return bundle
 
 
-def _nothing(name: str, content: bytearray) -> Iterable[str]:
-    return ()
+def open_bundle(path: Path, digest: str = "") -> Bundle:
+    """A folder's bundle, its files checked but those that whoever uses them checks: weights, graphs, NEFFs.
 
-
-def damage(bundle: Bundle, names: Collection[str] | None = None, look: Look = _nothing) -> list[str]:
-    """One sentence for each of these files, or of all, that is missing, or whose size or content is wrong.
-
-    `look` takes the name and the bytes of each other file, and may say more sentences.
+    UserError names the first file that does not match the manifest, or a manifest whose digest is not `digest`.
     """
+    bundle = read_bundle(path)
+    if digest not in ("", bundle.manifest.digest):
+        raise UserError(f"{path} was replaced by another bundle meanwhile; start the command again")
+    if found := damage(bundle, [name for name in bundle.files if not name.startswith(_READ_WHERE_USED)]):
+        raise UserError(f"{path} is damaged: {found[0]}; build the bundle again or copy it again")
+    return bundle
+
+
+def damage(bundle: Bundle, names: Iterable[str] | None = None) -> list[str]:
+    """A sentence for each of these files, by default all, that is missing, or whose size or content is wrong."""
     files = sorted(bundle.files if names is None else names)
     total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
 
-        def of_file(name: str) -> list[str]:
-            content, clause = bundle.checked(name, task.advance)
-            return [f"{name} {clause}"] if clause else list(look(name, content))
+        def clause(name: str) -> str:
+            found = bundle.check(name)[0]
+            task.advance(bundle.files[name].bytes)
+            return found
 
-        return [sentence for sentences in pool.map(of_file, files) for sentence in sentences]
+        return [f"{name} {found}" for name, found in zip(files, pool.map(clause, files), strict=True) if found]

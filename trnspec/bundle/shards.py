@@ -1,12 +1,11 @@
-"""A rank's file of weights: its header follows from the plan, so a loader compares it byte by byte and parses nothing.
+"""A rank's file of weights (safetensors): the plan gives its header, so a reader compares bytes and parses nothing.
 
-Format of safetensors: eight bytes with the header's length, the header as JSON, the tensors' bytes without gaps.
+Eight bytes with the header's length, the header as JSON, the tensors' bytes without gaps.
 """
 
-from __future__ import annotations
-
+import functools
 import json
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,69 +13,51 @@ from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.graph_spec import TensorSpec
 from model.weights import RANK, shard_file
-from trnspec.bundle.manifest import canonical_hash
-from trnspec.bundle.opening import Bundle
 from trnspec.bundle.plan import BundlePlan
+
+if TYPE_CHECKING:
+    from trnspec.bundle.opening import Bundle
 
 
 def shard_specs(plan: BundlePlan) -> list[TensorSpec]:
-    """The tensors of a shard in its file's order.
-
-    Readers want each number at a multiple of its size; a rank's number comes before its weights.
-    """
+    """The tensors of a shard in the file's order: by falling size of an element, for alignment, rank numbers first."""
     specs = plan.target_weights + plan.draft_weights
     return sorted(specs, key=lambda t: (-BY_NAME[t.dtype].bytes, t.dtype != "int32", not t.name.endswith(RANK)))
 
 
 def shard_header(plan: BundlePlan, rank: int) -> bytes:
-    """The first bytes of a rank's file: names, shapes, dtypes, and a label of the models, their split and the rank.
-
-    Shards of a different rank or model may have the same names; only the label tells them apart before a run.
-    """
-    spec = plan.spec
-    split = [p.ranks for p in spec.parts], [p.head_ranks for p in spec.parts], [list(p.packing) for p in spec.parts]
-    layout = canonical_hash([[repr(p.config) for p in spec.parts], split, spec.tp, spec.dtype])
-    header, at = dict[str, object](), 0
-    for tensor in shard_specs(plan):
-        shape = list(tensor.shape)
-        header[tensor.name] = {
-            "dtype": BY_NAME[tensor.dtype].safetensors,
-            "shape": shape,
-            "data_offsets": [at, at + tensor.bytes],
-        }
-        at += tensor.bytes
-    label = {"cut": f"rank {rank} of layout {layout[:16]}"}
-    text = json.dumps({"__metadata__": label} | header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    """The first bytes of a rank's file; its metadata is the rank, which names and shapes do not tell."""
+    text = f'{{"__metadata__":{{"rank":"{rank} of {plan.spec.tp}"}},{_tensors_json(tuple(shard_specs(plan)))}}}'
+    text += " " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text.encode()
 
 
-def shard_fault(content: bytes | bytearray, plan: BundlePlan, rank: int) -> str:
-    """Why a file's bytes are not this rank's shard of this plan, as the end of a sentence; "" if they are."""
-    header = shard_header(plan, rank)
-    if content[: len(header)] != header:
-        return "was cut for another model, rank or layout"
-    size = len(header) + sum(t.bytes for t in shard_specs(plan))
-    if len(content) != size:
-        return f"has {len(content)} bytes, its tensors need {size}"
-    # NaN and infinities have all bits of the exponent
-    for name, array in _tensors(content, plan, len(header)):
-        if array.dtype != np.int32 and not np.isfinite(array.astype(np.float32)).all():
-            return f"holds a NaN or an infinity in {name}"
-    return ""
+@functools.lru_cache(maxsize=2)
+def _tensors_json(specs: tuple[TensorSpec, ...]) -> str:
+    entries, at = list[str](), 0
+    for spec in specs:
+        entry = {"dtype": BY_NAME[spec.dtype].safetensors, "shape": spec.shape, "data_offsets": [at, at + spec.bytes]}
+        entries.append(f"{json.dumps(spec.name)}:{json.dumps(entry, separators=(',', ':'))}")
+        at += spec.bytes
+    return ",".join(entries)
 
 
-def shard_tensors(bundle: Bundle, rank: int) -> dict[str, np.ndarray]:
-    """The weights of a rank by name, checked; UserError names the file's fault."""
-    name = shard_file(rank)
+def shard_bytes(plan: BundlePlan, rank: int) -> int:
+    """The size of a rank's file."""
+    return len(shard_header(plan, rank)) + plan.weight_bytes
+
+
+def shard_tensors(bundle: "Bundle", rank: int) -> dict[str, np.ndarray]:
+    """The weights of a rank by name, views of the file's bytes; UserError if the file is not this rank's."""
+    name, tensors = shard_file(rank), dict[str, np.ndarray]()
     content = bundle.read(name)
-    if clause := shard_fault(content, bundle.plan, rank):
-        raise UserError(f"{bundle.path} cannot run: {name} {clause}; build the bundle again")
-    return dict(_tensors(content, bundle.plan, len(shard_header(bundle.plan, rank))))
-
-
-def _tensors(content: bytes | bytearray, plan: BundlePlan, at: int) -> Iterator[tuple[str, np.ndarray]]:
-    for tensor in shard_specs(plan):
-        dtype = BY_NAME[tensor.dtype].numpy
-        yield tensor.name, np.frombuffer(content, dtype, tensor.bytes // dtype.itemsize, at).reshape(tensor.shape)
-        at += tensor.bytes
+    if not content.startswith(header := shard_header(bundle.plan, rank)):
+        raise UserError(
+            f"{bundle.path} cannot run: {name} was cut for another model, rank or layout; build the bundle again"
+        )
+    at = len(header)
+    for spec in shard_specs(bundle.plan):
+        dtype = BY_NAME[spec.dtype].numpy
+        tensors[spec.name] = np.frombuffer(content, dtype, spec.bytes // dtype.itemsize, at).reshape(spec.shape)
+        at += spec.bytes
+    return tensors

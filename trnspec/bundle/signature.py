@@ -1,10 +1,7 @@
-"""Proof of who built a bundle: the manifest, signed as minisign signs files, is checked if a public key is given.
+"""Signatures of minisign: a manifest contains the digest of every file, so its signature is the bundle's.
 
-The manifest holds the digest of every file, so its signature is the bundle's. A bundle never holds a key. Off by
-default: a key is given by an option or by the environment, and then an unsigned bundle is refused too.
+Off by default. With a public key, from an option or the environment, an unsigned bundle is refused too.
 """
-
-from __future__ import annotations
 
 import getpass
 import os
@@ -12,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from model.strict import shown
 from trnspec.bundle.manifest import MANIFEST
 
 SIGNATURE = f"{MANIFEST}.minisig"
@@ -20,7 +18,7 @@ VARIABLE = "TRNSPEC_PUBLIC_KEY"
 
 def _minisign() -> Any:
     try:
-        # vendor seam: an extra
+        # an optional dependency
         import minisign  # noqa: PLC0415
     except ImportError:
         raise UserError("py-minisign is missing and signatures need it; run pip install 'trnspec[sign]'") from None
@@ -28,44 +26,44 @@ def _minisign() -> Any:
 
 
 def key_of(option: str = "") -> str:
-    """The public key that bundles must be signed with: the option's, else the environment's; "" requires none.
+    """The required public key, of the option or else of the environment; "" if no signature is required.
 
-    UserError for an empty variable: a deployment whose key got lost must not load unsigned bundles.
+    UserError for an empty variable: a deployment that lost its key must not load unsigned bundles.
     """
     key = option or os.environ.get(VARIABLE)
     if key is not None and not key.strip():
         raise UserError(f"{VARIABLE} is set and empty; set it to a public key, or unset it to load unsigned bundles")
-    return key or ""
+    return (key or "").strip()
 
 
 def check_signature(content: bytes, signature: bytes | None, key: str, where: str) -> None:
-    """Raise UserError unless a signature of a manifest's bytes is the key's own.
+    """Raise UserError unless `signature` is the key's signature of a manifest's bytes.
 
-    `key` is a line of base64, or the file that minisign wrote.
+    `key` is a line of base64, the text of minisign's file, whose first line is a comment, or the path of that file.
     """
     minisign = _minisign()
     try:
-        public = minisign.PublicKey.from_file(key) if Path(key).is_file() else minisign.PublicKey.from_base64(key)
-    except ValueError as error:
-        raise UserError(f"{key!r} is neither a public key of minisign nor its file; give one of them") from error
+        text = Path(key).read_text(encoding="utf-8") if Path(key).is_file() else key
+        public = minisign.PublicKey.from_base64(text.strip().splitlines()[-1].strip())
+    except (ValueError, IndexError, OSError) as error:
+        raise UserError(f"{shown(key)} is no public key of minisign, nor the file of one; give one of them") from error
     if signature is None:
         raise UserError(f"{where} is not signed and a signature is required; sign it: python -m compile.store sign")
     try:
         public.verify(content, minisign.Signature.from_bytes(signature))
     except ValueError as error:
-        raise UserError(
-            f"{where} is not signed by the required key ({error}); do not load it, or correct the key"
-        ) from error
+        raise UserError(f"{where} is not signed by the required key ({error}); do not load it") from error
 
 
 def sign(content: bytes, name: str, key_file: Path) -> bytes:
-    """The signature of a manifest's bytes by minisign's secret key; `name` is the bundle's, in the trusted comment."""
-    minisign = _minisign()
+    """The signature of a manifest's bytes with minisign's secret key; the trusted comment has the bundle's `name`."""
     try:
-        key = minisign.SecretKey.from_file(key_file)
+        key = _minisign().SecretKey.from_file(key_file)
         if key.is_encrypted():
             key.decrypt(getpass.getpass(f"password of {key_file}: "))
-        signature = key.sign(content, trusted_comment=f"bundle {name}")
+        return bytes(key.sign(content, trusted_comment=f"bundle {name}")) + b"\n"
     except (ValueError, EOFError) as error:
-        raise UserError(f"{key_file} cannot sign ({error}); give a secret key that minisign -G wrote") from error
-    return bytes(signature) + b"\n"
+        why = error or "no password"
+        raise UserError(
+            f"{key_file} cannot sign ({why}); give a secret key of minisign -G, and its password"
+        ) from error

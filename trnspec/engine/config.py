@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from model.attention import KEY_TILE
+from model.cache import KEY_TILE
 from model.graph_key import GraphKey
 from trnspec.bundle.opening import Bundle
 
@@ -89,5 +89,5 @@ def engine_config(bundle: Bundle) -> EngineConfig:
     """The configuration of an engine for a bundle."""
     spec = bundle.spec
     limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
-    last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.kind.kept) else 0
+    last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
     return EngineConfig(*limits, spec.host_drafts, last_chunk)

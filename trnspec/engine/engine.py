@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model.asks import FORBIDDEN
 from model.errors import UserError
-from model.graph_io import StepOutputs, words_of
+from model.graph_io import StepOutputs, mask_words
 from model.graph_key import Stage
-from model.scores import TOP
+from model.logits_processors import FORBIDDEN
+from model.logprobs import TOP
 from trnspec.engine import ngram
 from trnspec.engine.adaptive_k import AdaptiveK, FixedK, StepResult
 from trnspec.engine.config import Chunk, EngineConfig
@@ -72,7 +72,7 @@ class Engine:
         self.runner, self.config, self.speculative = runner, config, speculative and config.k > 0
         self.step_k = step_k if step_k and self.speculative else FixedK(config.k if self.speculative else 0)
         self.propose = propose if config.host_drafts and self.speculative else None
-        self.slots, self.words = SlotTable(config.batch), words_of(config.vocab_size)
+        self.slots, self.words = SlotTable(config.batch), mask_words(config.vocab_size)
         self.blocks = BlockAllocator(config.pool) if owns_blocks else None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
@@ -81,12 +81,13 @@ class Engine:
         # whether a decode step comes before the next chunk
         self._decode_next = False
 
-    def ks(self, k_limit: int | None = None, full_sampling: bool = False) -> set[int]:
-        """The k of every graph that a step of requests with this limit may run."""
+    def ks(self, k_limit: int | None = None, full_sampling: bool = False, to_end: bool = True) -> set[int]:
+        """The k of every graph that a step of requests with this limit may run; `to_end`: up to max_len, too."""
         limits = {k if k_limit is None else min(k_limit, k) for k in self.step_k.ks}
-        # the host may have fewer drafts than it may propose
-        fewer = {k for k in (0, *self.config.ks) if k < max(limits)} if self.propose else set()
-        return {self.config.graph_k(limit, full_sampling) for limit in limits | fewer}
+        # the host may have fewer drafts than it may propose, and the last tokens have no room for drafts
+        if self.propose or to_end:
+            limits |= set(range(max(limits)))
+        return {self.config.graph_k(limit, full_sampling) for limit in limits}
 
     @property
     def busy(self) -> bool:

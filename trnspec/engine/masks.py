@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import UserError
-from model.graph_io import words_of
+from model.graph_io import mask_words
 from trnspec.engine.request import MaskFn, Request
 
 
@@ -76,7 +76,7 @@ def mask_fn(request: Request, vocab_size: int) -> MaskFn | None:
 
 def mask_of(ids: Iterable[int], vocab_size: int) -> np.ndarray:
     """(W,) the mask that allows these ids."""
-    bits = np.zeros(32 * words_of(vocab_size), np.uint8)
+    bits = np.zeros(32 * mask_words(vocab_size), np.uint8)
     bits[list(ids)] = 1
     return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
 

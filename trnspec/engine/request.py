@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from model.asks import BIASES
 from model.errors import UserError
-from model.scores import TOP
+from model.logits_processors import MAX_BIASES
+from model.logprobs import TOP
 from trnspec.engine.config import EngineConfig
 
 _WORD = 1 << 32
@@ -151,8 +151,8 @@ def check(config: EngineConfig, request: Request) -> None:
             raise UserError(f"{name} is {count!r}; it must be a count of at most {TOP}")
     if params.min_tokens > request.max_new_tokens:
         raise UserError(f"min-tokens is {params.min_tokens}, above max-new-tokens {request.max_new_tokens}; lower it")
-    if len(params.logit_bias) > BIASES:
-        raise UserError(f"logit-bias has {len(params.logit_bias)} ids; it may have {BIASES}")
+    if len(params.logit_bias) > MAX_BIASES:
+        raise UserError(f"logit-bias has {len(params.logit_bias)} ids; it may have {MAX_BIASES}")
     if not all(words):
         raise UserError("bad-words holds an empty one; leave it out")
     left = set(params.allowed_token_ids) - {word[0] for word in words if len(word) == 1}

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from model.asks import BIASES, IN_PROMPT
-from model.attention import KEY_TILE
-from model.graph_io import StepInputs, StepOutputs, words_of, zero_inputs
+from model.cache import KEY_TILE
+from model.graph_io import StepInputs, StepOutputs, mask_words, zero_inputs
+from model.logits_processors import MAX_BIASES, PROMPT_FLAG
 from model.sampling import NO_ID
 from trnspec.engine.config import Chunk
 from trnspec.engine.masks import ConstrainedDraft, masks_of_rows
@@ -221,11 +221,11 @@ def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
     _set_sampling(inputs, 0, slot.request)
     if not slot.request.full_sampling:
         return inputs
-    words = words_of(vocab_size)
+    words = mask_words(vocab_size)
     # the token after a chunk that is not the last one is dropped
     masked = {0: ConstrainedDraft(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
     counts_V = np.bincount(slot.result.ids, minlength=vocab_size).astype(np.int32)
-    counts_V[list(slot.request.ids)] += IN_PROMPT
+    counts_V[list(slot.request.ids)] += PROMPT_FLAG
     return inputs._replace(
         allowed=masks_of_rows(masked, 1, 1, words),
         prompt_token_counts=counts_V[None],
@@ -256,7 +256,7 @@ def _full_sampling_inputs(requests: Sequence[Request | None]) -> dict[str, np.nd
     """The inputs of a full-sampling graph besides masks; None for an unused row."""
     batch = len(requests)
     penalties = np.tile(np.array([*Params().penalties, 0], np.float32), (batch, 1))
-    bias_ids, bias = np.full((batch, BIASES), -1, np.int32), np.zeros((batch, BIASES), np.float32)
+    bias_ids, bias = np.full((batch, MAX_BIASES), -1, np.int32), np.zeros((batch, MAX_BIASES), np.float32)
     for row, request in enumerate(requests):
         if request is not None:
             biases = request.params.logit_bias

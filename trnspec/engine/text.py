@@ -22,7 +22,10 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     content = bundle.read(TOKENIZER)
     if clause := tokenizer_fault(content, bundle.spec.target_config.vocab_size):
         raise UserError(f"{bundle.path}: {TOKENIZER} {clause}; build the bundle again")
-    return Tokenizer.from_str(content.decode("utf-8"))
+    tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+    # no request is padded, and a length beyond the memory would end the process
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def tokenizer_fault(content: bytes | bytearray, vocab_size: int) -> str:

@@ -26,10 +26,7 @@ def prepare_graphs(engine: Engine, requests: Iterable[Request]) -> None:
 def graphs_of(engine: Engine, request: Request) -> Iterator[GraphKey]:
     """The graphs that a request may run by itself."""
     config, length, full_sampling = engine.config, len(request.ids), request.full_sampling
-    ks = engine.ks(request.k_limit, full_sampling)
-    if length + request.max_new_tokens >= config.max_len:
-        # the last tokens have no room for drafts
-        ks |= {config.graph_k(k, full_sampling) for k in range(max(ks))}
+    ks = engine.ks(request.k_limit, full_sampling, length + request.max_new_tokens >= config.max_len)
     last = min(length + request.max_new_tokens + config.k, config.max_len)
     buckets = [bucket for bucket in config.buckets if length < bucket <= config.bucket(last)]
     prompts = {(chunk.rows, chunk.keys) for chunk in config.chunks(length)}

@@ -36,7 +36,7 @@ def operations(operation: Any) -> Iterator[Any]:
             yield from operations(nested)
 
 
-def compile_module(module: ir.Module, devices: Sequence[Any], xla_options: Mapping[str, bool | str]) -> Any:
+def compile_module(module: ir.Module, devices: Sequence[Any], xla_options: Mapping[str, bool | str | int]) -> Any:
     """An executable of a module, one replica a device; JAX's cache (JAX_COMPILATION_CACHE_DIR) may hold it already."""
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1

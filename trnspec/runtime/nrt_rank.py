@@ -20,7 +20,7 @@ from model.errors import UserError
 from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec, TensorSpec
 from trnspec.bundle import plan
-from trnspec.bundle.border import STATE
+from trnspec.bundle.hlo import STATE
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.runtime.ranks import serve

@@ -9,21 +9,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from model.attention import KEY_TILE
-from model.attention import verify_attention as torch_attention
-from model.cache import Cache, Placement
-from model.ops import EAGER
-from model.qwen3 import RMSNorm, rotate
-from model.rope import rotation
+from model.cache import AttentionMetadata, Cache
+from model.config import Qwen3Config
+from model.context import ONE_RANK
+from model.layers import RMSNorm
+from model.rope import apply_rope, rotation
 from nki_kernels.layer import law
-from nki_kernels.layer.host import AttentionWeights
-from nki_kernels.layer.pack_weights import pack_out, pack_qkv
-from tests.nki_kernels.attention.inputs import DTYPES, pooled
-
-
-def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
-    """Normal numbers of a standard deviation."""
-    return (size * rng.standard_normal(shape)).astype(DTYPES[dtype])
+from nki_kernels.layer.attention import decode_attention
+from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from tests.nki_kernels.attention.inputs import DTYPES, as_torch, normal, pooled, unpooled
 
 
 def as_fp64(*arrays: Any) -> list[Any]:
@@ -56,6 +50,10 @@ class MLP:
     @property
     def all(self) -> tuple[Any, ...]:
         return self.x, self.gamma, self.gate, self.up, self.down
+
+    def operands(self) -> tuple[Any, ...]:
+        """The operands of decode_mlp_kernel and prompt_mlp_kernel."""
+        return self.x, self.gamma, pack_gate_up(self.gate, self.up), pack(self.down)
 
     def rows(self, chosen: slice) -> MLP:
         """Some of the rows."""
@@ -97,7 +95,7 @@ class AttentionDims:
 
 @dataclass(frozen=True)
 class Attention:
-    """x (B, N, E), norms of rows, keys and queries, weights q, k, v, out as (out, in), cache, positions."""
+    """x (B, N, E), norms of rows, keys, queries, weights q, k, v, out as (out, in), cache (B, G, S, D), positions."""
 
     x: Any
     norms: tuple[Any, ...]
@@ -111,26 +109,33 @@ class Attention:
         """D."""
         return int(self.norms[1].shape[0])
 
-    def pools(self, seed: int = 1) -> tuple[Any, Any]:
-        """Keys and values (blocks, G, 128, D), a copy."""
-        return pooled(self.keys, self.values, seed)[0]
+    def pages(self, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
+        """Pools of keys and values (pages, G, 128, D), a copy, and the block table."""
+        return pooled(self.keys, self.values, seed)
 
-    def table(self, seed: int = 1) -> Any:
-        """The block table of `pools`."""
-        return pooled(self.keys, self.values, seed)[1]
+    def weight_operands(self) -> tuple[Any, ...]:
+        """Norms and packed weights as the kernel takes them."""
+        return *self.norms, pack_qkv(*self.weights[:3], self.dim), pack_out(self.weights[3], self.dim)
 
-    def packed(self) -> AttentionWeights:
-        """The weights as the kernel takes them."""
-        return AttentionWeights(*self.norms, pack_qkv(*self.weights[:3], self.dim), pack_out(self.weights[3], self.dim))
+    def operands(self, pages: Any = None) -> tuple[Any, ...]:
+        """The operands of decode_attention_kernel."""
+        pools, table = pages or self.pages()
+        angles = law.rope_tables(self.positions, self.dim)
+        rows = self.x.reshape(-1, self.x.shape[-1])
+        return rows, *self.weight_operands(), *angles, *pools, self.positions, table
 
-    def part(self, b: slice, n: slice) -> Attention:
+    def run(self, pages: Any = None, **options: Any) -> Any:
+        """The kernel's output (B, N, E) from pages, which it changes."""
+        return decode_attention(*self.operands(pages), **options).reshape(self.x.shape)
+
+    def part(self, b: slice, n: slice = slice(None)) -> Attention:
         """Some rows of some sequences as a pass of their own."""
         x, positions = self.x[b, n].copy(), self.positions[b, n].copy()
         return Attention(x, self.norms, self.weights, self.keys[b].copy(), self.values[b].copy(), positions)
 
 
 def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention:
-    """Normal numbers; sequences end at different places, the first at the cache's end, unless `first` says where."""
+    """Sequences end at different places, the first at the cache's end, unless `first` says where."""
     rng = np.random.default_rng(d.E + d.S)
 
     def weight(out: int, depth: int) -> Any:
@@ -151,16 +156,8 @@ def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     angles = a.positions[..., None] * 1e6 ** (-np.arange(a.dim // 2) * 2 / a.dim)
     cache = a.keys.astype(np.float64), a.values.astype(np.float64)
     norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
-    turn = np.cos(angles), np.sin(angles)
-    out = law.decode_attention(a.x.astype(np.float64), norms, weights, turn, cache, a.positions)
-    return out, cache
-
-
-def as_torch(array: Any) -> torch.Tensor:
-    """The same bits as a tensor."""
-    if array.dtype == DTYPES["bf16"]:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    rotary = np.cos(angles), np.sin(angles)
+    return law.decode_attention(a.x.astype(np.float64), norms, weights, rotary, cache, a.positions), cache
 
 
 def _norm(x: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -172,17 +169,24 @@ def _norm(x: torch.Tensor, weight: Any) -> torch.Tensor:
 
 def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
     """The model's norms, rotation and attention on the same numbers: out, and the cache (B, G, S, D)."""
-    slots = a.values.shape[2]
-    # the model wants whole key tiles
-    padded = -(-slots // KEY_TILE) * KEY_TILE
-    kept = [np.pad(c, ((0, 0), (0, 0), (0, padded - slots), (0, 0))) for c in (a.keys, a.values)]
+    (keys, values), table = a.pages()
     positions = torch.from_numpy(a.positions)
-    placement = Placement(positions, torch.arange(padded, dtype=torch.int32))
+    meta = AttentionMetadata(positions, torch.from_numpy(table))
+    config = Qwen3Config(
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=a.dim,
+        vocab_size=128,
+        tie_word_embeddings=True,
+    )
     with torch.no_grad():
-        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, a.dim, 1e6)
+        normed, angles = _norm(as_torch(a.x), a.norms[0]), rotation(positions, config)
         q, k, v = (F.linear(normed, as_torch(w)).unflatten(-1, (-1, a.dim)).transpose(1, 2) for w in a.weights[:3])
-        k, q = rotate(_norm(k, a.norms[1]), angles), rotate(_norm(q, a.norms[2]), angles)
-        attended, after = torch_attention(EAGER, q, (k, v), Cache(*map(as_torch, kept)), placement)
+        k, q = apply_rope(_norm(k, a.norms[1]), angles), apply_rope(_norm(q, a.norms[2]), angles)
+        attended, after = ONE_RANK.attention(q, k, v, Cache(as_torch(keys), as_torch(values)), meta)
         out = F.linear(attended.transpose(1, 2).flatten(2), as_torch(a.weights[3]))
-    keys, values = (c.float().numpy()[:, :, :slots] for c in after)
-    return out.float().numpy(), (keys, values)
+    cache = tuple(unpooled(c.float().numpy(), table, a.values.shape[2]) for c in after)
+    return out.float().numpy(), (cache[0], cache[1])

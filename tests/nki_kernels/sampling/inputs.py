@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 NO_FLOOR = np.float32(-3.4028235e38)
@@ -25,7 +26,7 @@ class Dims:
         return f"R{self.R}-V{self.V}-at{self.start}-{self.dtype}"
 
 
-# odd shapes first: odd shards at odd places, one row, all partitions; then the vocabulary and its shards
+# odd shapes first: odd shards at odd places, one row, all partitions; then a shard, the vocabulary and another shard
 SHAPES = [
     Dims(5, 333, 7),
     Dims(3, 4747, 9495, "bf16"),
@@ -34,6 +35,12 @@ SHAPES = [
     Dims(32, 4748, 14244),
     Dims(4, 151936),
     Dims(7, 37984, 37984, "bf16"),
+]
+# the long ones and the other number of cores are slow
+WAYS = [
+    *((dims, 1 + n % 2) for n, dims in enumerate(SHAPES[:5])),
+    *(pytest.param(dims, 2 - n % 2, marks=pytest.mark.slow) for n, dims in enumerate(SHAPES)),
+    *(pytest.param(dims, 1 + n % 2, marks=pytest.mark.slow) for n, dims in enumerate(SHAPES[5:])),
 ]
 
 

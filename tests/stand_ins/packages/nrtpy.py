@@ -18,7 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.dtypes import BY_NAME
 from model.graph_spec import TensorSpec
-from trnspec.bundle.contract import declared
+from trnspec.bundle import hlo
+from trnspec.bundle.contract import signature
 from trnspec.runtime.jax_compat import compile_module, module_of
 from trnspec.runtime.pjrt import CPU_OPTIONS
 
@@ -121,7 +122,7 @@ class NrtpyModel:
             raise NrtError("NRT_FAILURE (6): not a NEFF of this target")
         end = 12 + int.from_bytes(content[4:12], "little")
         inputs, outputs = json.loads(content[12:end])
-        facts = declared(content[end:])
+        facts = signature(hlo.parse(content[end:]))
         self.name, self.core_id, self._aliases = name, core_id, facts.aliases
         self.input_tensors_info = _info(inputs, facts.parameters)
         self.output_tensors_info = _info(outputs, facts.results)

@@ -1,1 +1,0 @@
-"""Every claim of the article beside the model and the demo pair."""

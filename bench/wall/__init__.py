@@ -1,1 +1,0 @@
-"""Wall time of ways to serve the same requests, side by side."""

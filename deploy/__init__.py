@@ -1,1 +1,0 @@
-"""Manifests for EKS, rendered from one values file."""

@@ -1,0 +1,110 @@
+"""The layers that ranks share: sharded projections, embedding and head, and what every model with a head has."""
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from model.cache import AttentionMetadata, Cache
+from model.config import ModelConfig
+from model.context import Context
+from model.ops import Ops, ordered_sum
+from model.parallel import VocabShard
+from model.rope import Rotation
+from model.sampling import SamplingParams, ShardArgmax
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, in fp32 and rounded once before the weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(ordered_sum(y.square())[..., None] / y.shape[-1] + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+# the output features are split over the ranks: (features in, local features out)
+ColumnLinear = functools.partial(nn.Linear, bias=False)
+
+
+class RowLinear(nn.Linear):
+    """A projection with the input features split over the ranks, summed by an all-reduce."""
+
+    def __init__(self, local_in: int, out: int, ops: Ops) -> None:
+        super().__init__(local_in, out, bias=False)
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.all_reduce(super().forward(x))
+
+
+class Embedding(nn.Embedding):
+    """Token embedding with the hidden axis split over the ranks, gathered after the look-up; ids below 0 are none."""
+
+    def __init__(self, vocab: int, hidden: int, ctx: Context) -> None:
+        super().__init__(vocab, hidden // ctx.tp)
+        self.ops = ctx.ops
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.ops.all_gather(super().forward(ids.clamp(min=0)))
+
+
+class Head(nn.Linear):
+    """Logits in fp32 with the vocabulary split over the ranks, gathered unless the kernels sample from shards."""
+
+    def __init__(self, hidden: int, vocab: int, ctx: Context) -> None:
+        super().__init__(hidden, vocab // ctx.tp, bias=False)
+        self.ctx = ctx
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x).float()
+        return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits)
+
+
+class Layers(nn.ModuleList):
+    """The decoder layers, one after the other."""
+
+    def run(
+        self, ops: Ops, x: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
+    ) -> tuple[dict[int, Tensor], list[Cache]]:
+        """The hidden states by number, the tapped ones at least: i is the input of layer i; and the caches."""
+        states, written = {0: x}, list[Cache]()
+        for i, (layer, cache) in enumerate(zip(self, caches, strict=True)):
+            states[i + 1], cache = ops.call(layer, states[i], rope, cache, meta)
+            written.append(cache)
+        return states, written
+
+
+class LanguageModel(nn.Module):
+    """One rank of a model with a head: its number as a weight, its part of the vocabulary, samples from its logits."""
+
+    def __init__(self, config: ModelConfig, ctx: Context) -> None:
+        super().__init__()
+        self.config, self.ctx = config, ctx
+        self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
+
+    @property
+    def shard(self) -> VocabShard:
+        """The ids whose logits this rank has: all of them where the logits are gathered."""
+        count, rank_11 = getattr(self.config, self.config.head_size), self.rank[:, None]
+        width = count // self.ctx.tp if self.ctx.sharded else count
+        return VocabShard(rank_11 * (width if self.ctx.sharded else 0), width)
+
+    def noise(self, seed_B2: Tensor, positions_BN: Tensor) -> Tensor:
+        """(B, N, V) the noise of the samples at these positions."""
+        seed_R2 = seed_B2.repeat_interleave(positions_BN.shape[1], 0)
+        noise_RV = self.ctx.gumbel_noise(seed_R2, positions_BN.flatten(), self.shard)
+        return noise_RV.unflatten(0, positions_BN.shape)
+
+    def sample(self, logits_BNV: Tensor, params: SamplingParams, noise_BNV: Tensor) -> ShardArgmax:
+        """(M, B, N) the samples after N rows of each sequence."""
+        if params.processors is not None:
+            logits_BNV = params.processors.process(logits_BNV)
+        rows = logits_BNV.flatten(0, 1), params.repeat(logits_BNV.shape[1]), noise_BNV.flatten(0, 1)
+        samples = self.ctx.sample(*rows, self.shard)
+        return ShardArgmax(*(t.unflatten(1, logits_BNV.shape[:2]) for t in samples))

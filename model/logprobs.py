@@ -1,0 +1,73 @@
+"""Log-probabilities: of sampled ids and of the best ids.
+
+A row has C = 2 + 2 `TOP` numbers: the log-probability of its own id and that id's rank, counted from 1, then the best
+ids' log-probabilities, falling, and these ids, which are exact in fp32.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.logits_processors import AllGather
+from model.ops import Ops, State, add_halves, iota, ordered_sum
+
+# source: max_logprobs of vllm/config/model.py (vllm-project/vllm), the most that its API and OpenAI's give
+TOP = 20
+COLUMNS = 2 + 2 * TOP
+_LOWEST = torch.finfo(torch.float32).min
+_PAST_IDS = 1 << 24
+
+
+def logprobs(ops: Ops, logits_RV: Tensor, own_R: Tensor, ids_V: Tensor, all_gather: AllGather) -> Tensor:
+    """(R, C) of each row's own id, from the logits of a rank's ids."""
+
+    def of_ranks(numbers_RC: Tensor) -> Tensor:
+        return all_gather(numbers_RC).unflatten(-1, (-1, numbers_RC.shape[1]))
+
+    own_R1 = torch.where(ids_V == own_R.unsqueeze(1), logits_RV, _LOWEST).amax(-1, keepdim=True)
+    values, ids = best_ids(ops, logits_RV, ids_V.expand_as(logits_RV))
+    parts_RMC = of_ranks(torch.cat((own_R1, values, ids.float()), 1))
+    own_R1, values, ids = parts_RMC[..., :1].amax(1), *(t.flatten(1) for t in parts_RMC[..., 1:].split(TOP, -1))
+    if parts_RMC.shape[1] > 1:
+        values, ids = best_ids(ops, values, ids.to(torch.int32))
+    first_R1 = values[:, :1]
+    sums = (ordered_sum(t)[:, None] for t in (torch.exp(logits_RV - first_R1), logits_RV >= own_R1))
+    mass_R1, rank_R1 = add_halves(of_ranks(torch.cat(tuple(sums), 1)), 1).squeeze(1).split(1, -1)
+    log_sum_exp_R1 = first_R1 + torch.log(mass_R1)
+    return torch.cat((own_R1 - log_sum_exp_R1, rank_R1, values - log_sum_exp_R1, ids.float()), 1)
+
+
+def best_ids(ops: Ops, logits_RV: Tensor, ids_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, TOP) the best logits, falling, and their ids; of equal logits the smaller id is first.
+
+    Each round takes the best of G groups, then searches that group's W members for its next one.
+    """
+    rows, count = logits_RV.shape
+    members = 1 << (count.bit_length() // 2)
+    groups = -(-count // members)
+    padding = (0, members * groups - count)
+    logits_RWG = F.pad(logits_RV, padding, value=_LOWEST).unflatten(1, (members, groups))
+    ids_RWG = F.pad(ids_RV, padding, value=_PAST_IDS).unflatten(1, (members, groups))
+
+    def first(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        best = values.amax(1)
+        return best, torch.where(values == best.unsqueeze(1), ids, _PAST_IDS).amin(1).to(torch.int32)
+
+    def take(state: State) -> State:
+        n, best_RG, first_RG, values, ids = state
+        value_R1, token_R1 = (t.unsqueeze(1) for t in first(best_RG, first_RG))
+        group_R = torch.where(first_RG == token_R1, iota(groups, token_R1), groups).amin(1).clamp(max=groups - 1)
+        places = (iota(rows, token_R1).unsqueeze(1), iota(members, token_R1), group_R.unsqueeze(1))
+        member_RW, id_RW = logits_RWG[places], ids_RWG[places]
+        later = (member_RW < value_R1) | ((member_RW == value_R1) & (id_RW > token_R1))
+        next_value, next_id = first(torch.where(later, member_RW, _LOWEST), torch.where(later, id_RW, _PAST_IDS))
+        here = iota(groups, token_R1) == group_R.unsqueeze(1)
+        best_RG = torch.where(here, next_value.unsqueeze(1), best_RG)
+        first_RG = torch.where(here, next_id.unsqueeze(1), first_RG)
+        now = iota(TOP, token_R1) == n
+        return n + 1, best_RG, first_RG, torch.where(now, value_R1, values), torch.where(now, token_R1, ids)
+
+    best_RG, first_RG = first(logits_RWG, ids_RWG)
+    empty = torch.zeros((rows, TOP), device=logits_RV.device)
+    *_, values, ids = ops.repeat(TOP, take, (iota(1, ids_RV), best_RG, first_RG, empty, empty.to(torch.int32)))
+    return values, ids

@@ -1,0 +1,46 @@
+"""What each stage of a graph computes: a prompt, a fused step, or one half of a step, for a host that masks drafts."""
+
+from torch import Tensor
+
+from model.approx_filters import approximate
+from model.cache import Cache
+from model.drafter import DraftState, StepRows, write_slot
+from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
+from model.graph_key import GraphKey, Stage
+from model.logits_processors import updated_counts
+from model.speculative import Pair
+
+
+def run_stage(
+    pair: Pair,
+    key: GraphKey,
+    inputs: StepInputs,
+    state: DraftState,
+    caches: list[Cache],
+    counts_B1V: Tensor | None = None,
+) -> Outputs:
+    """The outputs of a graph. A full-sampling one has counts of each slot's ids: see `model/logits_processors.py`."""
+    model = pair.draft_model if key.stage is Stage.DRAFT else pair.target_model
+    assert model is not None, "a drafter without a model has no graph"
+    params, shard, before_B1V = inputs.params(key.filters), model.shard, counts_B1V
+    if counts_B1V is not None:
+        if key.is_prefill:
+            before_B1V = inputs.prompt_token_counts.index_select(1, shard.ids_V)[:, None]
+        elif shard.mapped_V is not None:
+            before_B1V = model.ctx.all_gather_vocab(counts_B1V[:, 0]).index_select(1, shard.mapped_V)[:, None]
+        params = params._replace(processors=inputs.processors(before_B1V, shard))
+    if key.is_prefill:
+        out: Outputs = pair.prefill(key.k, inputs, params, state, caches)
+    elif key.stage is Stage.STEP:
+        out = pair.step(key.k, inputs, params, state, caches)
+    else:
+        rows = StepRows.of(key.k, inputs.positions, inputs.block_table)
+        noise_BNV = model.noise(params.seed_R2, rows.sample_positions_BN)
+        if key.stage is Stage.DRAFT:
+            out = DraftOutputs(*pair.drafter.propose(rows, inputs.input_ids, approximate(params), noise_BNV, state))
+        else:
+            out = pair.verify(rows, inputs.input_ids, inputs.k_limits, params, noise_BNV, state, caches)
+    if isinstance(out, StepOutputs) and before_B1V is not None and counts_B1V is not None:
+        after_B1V = updated_counts(before_B1V, out.accepted_tokens, shard.ids_V)
+        counts_B1V = write_slot(counts_B1V, after_B1V, inputs.slots) if key.is_prefill else after_B1V
+    return out._replace(counts_B1V=counts_B1V)

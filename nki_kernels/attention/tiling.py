@@ -1,0 +1,85 @@
+"""The tiling of decode attention: groups of rows, packs of groups, and the small operands that follow from positions.
+
+The (H / G) * N rows of one (sequence, kv head) group are adjacent; a pack of groups fills the partitions. R are the
+rows of a pack.
+"""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.attention.state import Chunk, Pack
+from nki_kernels.limits import CHUNK
+from nki_kernels.tiles import BANK, P, absent, core_slice, dma_static
+
+
+@dataclass(frozen=True)
+class Tiling(nl.NKIObject):
+    """The dims of a launch: `pack` groups of `queries` = (H / G) * N rows share one pass over the engines."""
+
+    groups: int
+    kv_heads: int
+    queries: int
+    candidates: int
+    length: int
+    dim: int
+    pack: int
+
+
+def tiling(shape, kv_heads, length):
+    """Integer dims of queries (B, H, N, D); the groups of one pack are whole sequences or lie within one."""
+    batch, heads, candidates, dim = shape
+    rows, groups = heads // kv_heads * candidates, batch * kv_heads
+    largest = min(P // rows, BANK // dim)
+    # small launches use two packs, so that the engines overlap
+    if groups * length <= 4 * CHUNK:
+        largest = min(largest, 2)
+    pack = 1
+    for size in range(1, largest + 1):
+        if size % kv_heads == 0 or kv_heads % size == 0:
+            pack = size
+    return Tiling(groups, kv_heads, rows, candidates, length, dim, pack)
+
+
+def groups_of_core(t):
+    """This core's groups, first and last: of two cores about half each, in whole sequences if there are several."""
+    unit = 1
+    if t.groups > t.kv_heads:
+        unit = t.kv_heads
+    return core_slice(t.groups, unit)
+
+
+def chunks_of(t, first, last):
+    """Every chunk of every pack of the groups `first` to `last`, in order."""
+    chunks = []
+    for group in range(first, last, t.pack):
+        pack = Pack(group, min(t.pack, last - group))
+        for index in range(t.length // CHUNK):
+            chunks.append(Chunk(pack, index, t.length))
+    return chunks
+
+
+def load_per_row(table, t, pack, each_row):
+    """int32 (R, 1) of a (B, N) table in HBM: with `each_row` each row's entry, else the first of its sequence."""
+    kv, width, rows = t.kv_heads, table.shape[1], pack.count * t.queries
+    sequences, heads = 1, pack.count
+    if pack.count >= kv:
+        sequences, heads = pack.count // kv, kv
+    fastest, repeats, step = 1, t.queries, 0
+    if each_row:
+        fastest, repeats, step = t.candidates, t.queries // t.candidates, 1
+    entries_R1 = nl.ndarray((rows, 1), dtype=nl.int32)
+    pattern = [[width, sequences], [0, heads * repeats], [step, fastest], [1, 1]]
+    dma_static(entries_R1, table.ap(pattern, offset=pack.group // kv * width))
+    return entries_R1
+
+
+def row_limits(positions_BN, limit_B1, t, pack):
+    """The last position that each row may see, fp32 (R, 1): its own, or the sequence's limit."""
+    limit_R1 = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
+    if absent(limit_B1):
+        nisa.tensor_copy(dst=limit_R1, src=load_per_row(positions_BN, t, pack, True))
+    else:
+        nisa.tensor_copy(dst=limit_R1, src=load_per_row(limit_B1, t, pack, False))
+    return limit_R1

@@ -1,0 +1,146 @@
+"""Host launches of kernels and their refusals, one sentence: what was given, what is supported, what to do."""
+
+import math
+
+import nki
+import numpy as np
+
+from nki_kernels.limits import CHUNK, ROWS, attention_misfit
+from nki_kernels.tiles import BANK, P
+
+FP32, INT32, FLOATS = ("float32",), ("int32",), ("float32", "bfloat16")
+HEAD_DIMS = (64, 128)
+# the transposed rows of 128 x 8192 elements and their squares leave room in SBUF for the weight stream
+MAX_HIDDEN = 8192
+# ids and sums of ids stay exact in fp32
+MAX_VOCABULARY = 1 << 22
+
+
+def launcher(kernel, check_operands):
+    """The host function of a kernel: it checks the kernel's operands, launches, and returns the kernel's results.
+
+    `lnc` is the number of cores; `run` makes a launched kernel callable: nki.simulate on a CPU, the identity on a
+    Trainium machine. Raises ValueError if an operand does not fit; nothing was run or written.
+    """
+
+    def launch(*operands, lnc=1, run=nki.simulate):
+        check_operands(*operands)
+        refuse(lnc not in (1, 2), f"lnc is {lnc}, 1 or 2 cores share a launch on trn2: pass one of them")
+        return run(kernel[lnc])(*operands)
+
+    return launch
+
+
+def refuse(condition, sentence):
+    """Raise ValueError with the sentence if the condition holds."""
+    if condition:
+        raise ValueError(sentence)
+
+
+def dtype_of(array):
+    """The name of a dtype, of numpy or torch."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def check(name, array, shape, kinds=FLOATS, remedy="reshape or convert it"):
+    """Refuse an operand of another shape or dtype."""
+    found, kind = tuple(array.shape), dtype_of(array)
+    good = found == tuple(shape) and kind in kinds
+    refuse(not good, f"{name} is {kind} {found}, {' or '.join(kinds)} {tuple(shape)} is needed: {remedy}")
+
+
+def check_rank(name, array, axes):
+    """The shape of an operand whose axes are named."""
+    shape = tuple(array.shape)
+    refuse(len(shape) != len(axes.split(", ")), f"{name} is {shape}, ({axes}) is needed: add or flatten axes")
+    return shape
+
+
+def check_floats(*arrays):
+    """All float32 or all bfloat16."""
+    names = sorted({dtype_of(a) for a in arrays})
+    good = len(names) == 1 and names[0] in FLOATS
+    refuse(not good, f"dtypes are {', '.join(names)}, all float32 or all bfloat16 is needed: convert the operands")
+
+
+def check_paged(k_pages, v_pages, block_table, dim, rows, unit=CHUNK):
+    """The kv heads of pools and a block table that serve B sequences of H heads and N rows, `rows`."""
+    batch, heads, count = rows
+    refuse(dim not in HEAD_DIMS, f"head dim D is {dim}, 64 and 128 are served: use the reference for this model")
+    shape, other = check_rank("k_pages", k_pages, "pages, G, 128, D"), tuple(v_pages.shape)
+    pages, kv_heads = shape[:2]
+    refuse(
+        other != shape or shape[2:] != (P, dim) or heads % kv_heads > 0,
+        f"pools are {shape} and {other}, both (pages, G, {P}, {dim}) with H = {heads} a multiple of G are needed: keys "
+        "are not transposed in pages",
+    )
+    table = np.asarray(block_table)
+    good = table.ndim == 2 and table.shape[0] == batch and table.dtype == np.int32 and table.size > 0
+    refuse(
+        not good or table.shape[1] * P % unit > 0,
+        f"block_table is {table.dtype} {table.shape}, int32 ({batch}, S / {P}) with S a multiple of {unit} is needed: "
+        "fill it with page 0",
+    )
+    low, high = table.min(), table.max()
+    refuse(
+        low < 0 or high >= pages,
+        f"block_table names pages {low} to {high}, 0 to {pages - 1} exist: fill unused entries with page 0",
+    )
+    misfit = attention_misfit(batch, heads // kv_heads * count, table.shape[1] * P, pages * kv_heads * P)
+    refuse(misfit != "", misfit)
+    return kv_heads
+
+
+def check_rows(x, gamma):
+    """x is (R, E) with 1 to 128 rows, gamma (E,), E a multiple of 128."""
+    rows, hidden = check_rank("x", x, "R, E")
+    check_row_count(rows)
+    refuse(
+        hidden % P > 0 or not P <= hidden <= MAX_HIDDEN,
+        f"E is {hidden}, a multiple of {P} up to {MAX_HIDDEN} is needed: use the reference for this model",
+    )
+    check("gamma", gamma, (hidden,), remedy="pass the norm of this layer")
+
+
+def check_row_count(rows, most=ROWS):
+    """1 to `most` rows."""
+    refuse(not 1 <= rows <= most, f"there are {rows} rows, 1 to {most} fit a launch: split the batch or lower k")
+
+
+def check_packed(name, tensor, depth, features, packed_by):
+    """A packed weight (blocks, K, C) of K = depth and blocks * C = features, or of any features if None."""
+    shape = tuple(tensor.shape)
+    good = len(shape) == 3 and shape[1] == depth and shape[2] <= BANK and features in (None, math.prod(shape[::2]))
+    columns = f", {features} columns in all," * (features is not None)
+    refuse(
+        not good,
+        f"{name} is {shape}, blocks (K, C) = ({depth}, at most {BANK}){columns} are needed: make it with {packed_by}",
+    )
+
+
+def check_mlp(x, gamma, gate_up, down):
+    """gate_up is (blocks, E, 2 C) with an even number of blocks, down (blocks, I, C); all of one dtype."""
+    hidden = x.shape[1]
+    check("gamma", gamma, (hidden,), remedy="pass the norm of this layer")
+    check_packed("gate_up", gate_up, hidden, None, "pack_gate_up")
+    blocks, _, columns = gate_up.shape
+    refuse(blocks % 2 + columns % 2 > 0, f"gate_up has {blocks} blocks of {columns} columns: make it with pack_gate_up")
+    check_packed("down", down, blocks * columns // 2, hidden, "pack")
+    check_floats(x, gamma, gate_up, down)
+
+
+def check_vocabulary(columns):
+    """The ids of a shard."""
+    good = 1 <= columns < MAX_VOCABULARY
+    refuse(not good, f"the shard has {columns} ids, 1 to {MAX_VOCABULARY - 1} are served: shard the vocabulary")
+
+
+def check_logits(logits, most=ROWS):
+    """Logits (R, V), numbers all of them: R and V."""
+    rows, columns = check_rank("logits", logits, "R, V")
+    check_row_count(rows, most)
+    check_vocabulary(columns)
+    check("logits", logits, (rows, columns))
+    hold_nan = np.isnan(np.asarray(logits).astype(np.float32)).any()
+    refuse(hold_nan, "logits hold NaN, numbers are needed: look for an overflow in the layers before")
+    return rows, columns

@@ -1,0 +1,67 @@
+"""The projections whose results leave a fused decode kernel: output and down, several blocks of columns at once.
+
+Up to 32 or 64 rows fill a quarter or a half of the PE columns; the other columns multiply the same rows with other
+blocks, so that four or two blocks share a PSUM bank and its copy. Up to FEW_ROWS rows keep the weights stationary.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.layer.weight_stream import RowStationary, WeightStationary, accumulate
+from nki_kernels.tiles import P, dma_static
+
+# up to this many rows are stored directly from the transposed layout
+FEW_ROWS = 8
+
+
+def padded_rows(rows):
+    """Columns of a tile of rows for `project`: a quarter, a half or all of the PE columns, or few."""
+    if rows <= FEW_ROWS:
+        return rows
+    part = P // 4
+    while part < rows:
+        part = part * 2
+    return part
+
+
+def project(out_RE, stream, weight, x_PTR):
+    """Store the product of rows (128, tiles, padded_rows), zero beyond the rows, with this core's blocks."""
+    part, blocks = x_PTR.shape[2], weight.blocks
+    if part <= FEW_ROWS:
+        for block in range(blocks[0], blocks[1]):
+            # the least number of equal groups of at most 128 columns
+            groups = -(-weight.columns // P)
+            while weight.columns % groups:
+                groups = groups + 1
+            product = WeightStationary(x_PTR, weight.columns // groups, groups, True)
+            accumulate(stream, weight, [product])
+            store_transposed(out_RE, product.psum, block)
+        return
+    each = P // part
+    for first in range(blocks[0], blocks[1], each):
+        count = min(each, blocks[1] - first)
+        psum_QC = nl.ndarray((count * part, weight.columns), dtype=nl.float32, buffer=nl.psum)
+        for i in range(count):
+            accumulate(stream, weight, [RowStationary(x_PTR, psum_QC[i * part : (i + 1) * part, :], i * part)])
+        store_blocks(out_RE, psum_QC, first, part)
+
+
+def store_transposed(out_RE, psum_WJR, block):
+    """Round one block of columns and store its few rows."""
+    width, groups, rows = psum_WJR.shape
+    columns = width * groups
+    rounded_WRJ = nl.ndarray((width, rows, groups), dtype=out_RE.dtype)
+    nisa.tensor_copy(dst=rounded_WRJ, src=psum_WJR.permute((0, 2, 1)))
+    target = out_RE[:, block * columns : (block + 1) * columns]
+    dma_static(target.reshape((rows, width, groups)).permute((1, 0, 2)), rounded_WRJ)
+
+
+def store_blocks(out_RE, psum_QC, block, part):
+    """Round consecutive blocks from number `block` on, on two engines, and store each one's rows."""
+    rows, columns = out_RE.shape[0], psum_QC.shape[1]
+    rounded_QC, middle = nl.ndarray(psum_QC.shape, dtype=out_RE.dtype), columns // 2
+    nisa.tensor_copy(dst=rounded_QC[:, 0:middle], src=psum_QC[:, 0:middle], engine=nisa.engine.vector)
+    nisa.tensor_copy(dst=rounded_QC[:, middle:columns], src=psum_QC[:, middle:columns], engine=nisa.engine.scalar)
+    for i in range(psum_QC.shape[0] // part):
+        start = (block + i) * columns
+        dma_static(out_RE[:, start : start + columns], rounded_QC[i * part : i * part + rows, :])

@@ -1,0 +1,225 @@
+"""Packed weights stream through SBUF past a few rows: y = x W for up to 128 rows.
+
+A packed weight is (blocks, K, C): block b has columns b * C to b * C + C - 1 of W (K, blocks * C). With T = K // 128,
+partition p has rows p * T to p * T + T - 1 of a block, which are adjacent in HBM, so that a transfer moves long rows; K
+tiles of 128 accumulate in ascending order and then the last K % 128 rows. A K that is cut into sections is laid out so
+in each section, one section after the other. A product's bits depend on its row and on this order only, not on the
+number of rows or the row's index.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.tiles import P, dma_static, itemsize, transpose_on_pe
+
+# bytes per partition of one transfer, and of all transfers that are in flight or loaded and unused
+TILE_BYTES = 8192
+AHEAD_BYTES = 98304
+
+
+class PackedWeight(nl.NKIObject):
+    """A packed weight (blocks, K, C) in HBM by its name, and the blocks[0] to blocks[1] that this core multiplies."""
+
+    def __init__(self, name, tensor, blocks, sections=1):
+        self.name = name
+        self.tensor = tensor
+        self.blocks = blocks
+        self.sections = sections
+        self.depth = tensor.shape[1]
+        self.columns = tensor.shape[2]
+        self.k_tiles = -(-tensor.shape[1] // P)
+
+    def tiles(self, tail=False, most=TILE_BYTES):
+        """This core's tiles in the order of use, of up to `most` bytes per partition.
+
+        With `tail` the last block comes in short tiles, so that little is left to do when the last one arrives.
+        """
+        whole, queue = self.depth // P, []
+        per_section = whole // self.sections
+        step = max(1, most // (self.columns * itemsize(self.tensor.dtype)))
+        for block in range(self.blocks[0], self.blocks[1]):
+            if block == self.blocks[1] - 1 and tail:
+                step = max(1, step // 4)
+            for section in range(self.sections):
+                for first in range(0, per_section, step):
+                    start = section * per_section
+                    queue.append(WeightTile(self, block, start + first, start + min(first + step, per_section)))
+            if self.depth % P:
+                queue.append(WeightTile(self, block, whole, whole + 1))
+        return queue
+
+
+class WeightTile(nl.NKIObject):
+    """K tiles `first` to `last` of one block; K tile K // 128 is the remainder, on partitions from `start` on.
+
+    `stride` and `offset` are elements of the weight: from partition to partition, and to the tile's first one.
+    """
+
+    def __init__(self, weight, block, first, last):
+        whole, remainder, columns = weight.depth // P, weight.depth % P, weight.columns
+        per_section = whole // weight.sections
+        self.weight = weight
+        # WeightStream.next_tile: (128, tiles, C), filled on the partitions of the tile
+        self.data_PTC = None
+        self.first = first
+        self.last = last
+        self.start = 0
+        self.rows = P
+        self.stride = per_section * columns
+        self.offset = block * weight.depth * columns
+        if first == whole:
+            self.rows = remainder
+            # remainder tiles of consecutive blocks go to different partitions, so that different DMA queues load them
+            self.start = block % remainder_slots(remainder) * remainder
+            self.stride = columns
+            self.offset = self.offset + whole * P * columns
+        else:
+            self.offset = self.offset + (first // per_section * per_section * P + first % per_section) * columns
+
+    def bytes_per_partition(self):
+        return (self.last - self.first) * self.weight.columns * itemsize(self.weight.tensor.dtype)
+
+    def load(self):
+        """One transfer of long rows."""
+        count, columns, tensor = self.last - self.first, self.weight.columns, self.weight.tensor
+        data_PTC = nl.ndarray((P, count, columns), dtype=tensor.dtype)
+        source = tensor.ap([[self.stride, self.rows], [1, count * columns]], offset=self.offset)
+        dma_static(data_PTC[self.start : self.start + self.rows], source)
+        return data_PTC
+
+
+def remainder_slots(remainder):
+    """How many times `remainder` rows fit the partitions at places where an operand may start."""
+    if remainder in (32, 64):
+        return P // remainder
+    return 1
+
+
+class WeightStream(nl.NKIObject):
+    """Tiles in the order of use: each is prefetched AHEAD_BYTES before its use."""
+
+    def __init__(self, queue):
+        self.queue = queue
+        self.loaded = []
+        self.used = 0
+        self.ahead_bytes = 0
+
+    def prefetch(self):
+        """Issue the next loads as far as there is room."""
+        while len(self.loaded) < len(self.queue) and self.ahead_bytes < AHEAD_BYTES:
+            tile = self.queue[len(self.loaded)]
+            self.loaded.append(tile.load())
+            self.ahead_bytes = self.ahead_bytes + tile.bytes_per_partition()
+
+    def next_tile(self, weight):
+        """The next tile, which is one of `weight`."""
+        self.prefetch()
+        assert self.used < len(self.queue), f"the stream ends before {weight.name}"
+        tile = self.queue[self.used]
+        assert tile.weight.name == weight.name, f"the next tile is of {tile.weight.name}, not of {weight.name}"
+        tile.data_PTC = self.loaded[self.used]
+        self.used = self.used + 1
+        self.ahead_bytes = self.ahead_bytes - tile.bytes_per_partition()
+        return tile
+
+
+class RowStationary(nl.NKIObject):
+    """Rows (128, tiles, R) stationary, weights moving: PSUM (R, C), in the PE columns from `column` on, if given."""
+
+    def __init__(self, x_PTR, psum_RC, column=-1):
+        self.x_PTR = x_PTR
+        self.psum = psum_RC
+        self.position = ()
+        self.size = ()
+        if column >= 0:
+            self.position = (0, column)
+            self.size = (P, x_PTR.shape[2])
+
+    def add(self, weights_KC, inside, t):
+        """Accumulate K tile t, on the partitions `inside`."""
+        nisa.nc_matmul(
+            dst=self.psum,
+            stationary=self.x_PTR[inside, t, :],
+            moving=weights_KC,
+            accumulate=t > 0,
+            tile_position=self.position,
+            tile_size=self.size,
+        )
+
+
+class WeightStationary(nl.NKIObject):
+    """Weights stationary, rows (128, tiles, R) moving: PSUM (W, J, R) of J groups of W <= 128 columns.
+
+    Group j has columns j W to j W + W - 1, or with `interleaved` columns w J + j, so that a partition has J adjacent
+    columns. Weight loads overlap the matmuls; a matmul lasts R cycles, so for R <= 64 this costs about half of moving
+    512 columns.
+    """
+
+    def __init__(self, x_PTR, width, groups, interleaved):
+        self.x_PTR = x_PTR
+        self.psum = nl.ndarray((width, groups, x_PTR.shape[2]), dtype=nl.float32, buffer=nl.psum)
+        self.interleaved = interleaved
+
+    def add(self, weights_KC, inside, t):
+        """Accumulate K tile t, on the partitions `inside`."""
+        width, groups, _ = self.psum.shape
+        for j in range(groups):
+            if self.interleaved:
+                group_KW = weights_KC.reshape((weights_KC.shape[0], width, groups))[:, :, j]
+            else:
+                group_KW = weights_KC[:, j * width : (j + 1) * width]
+            moving_KR = self.x_PTR[inside, t, :]
+            nisa.nc_matmul(dst=self.psum[:, j, :], stationary=group_KW, moving=moving_KR, accumulate=t > 0)
+
+
+def accumulate(stream, weight, products):
+    """Multiply the next block of a weight, in each of the products: K tiles accumulate in ascending order."""
+    done = 0
+    while done < weight.k_tiles:
+        tile = stream.next_tile(weight)
+        add_tile(tile, products)
+        done = tile.last
+
+
+def add_tile(tile, products):
+    """Accumulate the K tiles of one weight tile in each of the products."""
+    inside = slice(tile.start, tile.start + tile.rows)
+    for product in products:
+        for t in range(tile.first, tile.last):
+            product.add(tile.data_PTC[inside, t - tile.first, :], inside, t)
+
+
+def row_products(weight, x):
+    """RowStationary for each of several tiles of rows (128, tiles, R)."""
+    products = []
+    for x_PTR in x:
+        psum_RC = nl.ndarray((x_PTR.shape[2], weight.columns), dtype=nl.float32, buffer=nl.psum)
+        products.append(RowStationary(x_PTR, psum_RC))
+    return products
+
+
+def transpose_rows(rows_RK):
+    """Rows (R, K) in SBUF as K tiles (128, tiles, R); the remainder is repeated in each of its slots."""
+    rows, depth = rows_RK.shape
+    tiles, remainder, dtype = depth // P, depth % P, rows_RK.dtype
+    x_PTR = nl.ndarray((P, tiles + min(remainder, 1), rows), dtype=dtype)
+    if remainder:
+        copies = remainder_slots(remainder)
+        repeated = nl.ndarray((rows, copies, remainder), dtype=dtype)
+        nisa.tensor_copy(dst=repeated, src=rows_RK[:, tiles * P : depth].expand_dim(1).broadcast(1, copies))
+    if tiles:
+        by_tile_RPT = rows_RK[:, 0 : tiles * P].reshape((rows, P, tiles))
+        transpose_on_pe(x_PTR, by_tile_RPT, (0, tiles), (nisa.engine.unknown,))
+    if remainder:
+        psum_KR = nl.ndarray((copies * remainder, rows), dtype=dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=psum_KR, data=repeated)
+        engine = alternate_engine(min(tiles, 1))
+        nisa.tensor_copy(dst=x_PTR[0 : copies * remainder, tiles, :], src=psum_KR, engine=engine)
+    return x_PTR
+
+
+def alternate_engine(i):
+    """The Vector Engine for even i, the Scalar Engine for odd i."""
+    if i % 2:
+        return nisa.engine.scalar
+    return nisa.engine.vector

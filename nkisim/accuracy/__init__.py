@@ -1,1 +1,0 @@
-"""How far the timeline is from public measurements of kernels on trn2: `python -m nkisim.accuracy`, in a checkout."""

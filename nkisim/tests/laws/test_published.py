@@ -1,0 +1,406 @@
+"""What published kernels rely on: what the texts allow runs strictly, the rest by a policy that warns once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nkisim
+import nkisim.isa as nisa
+import nkisim.language as nl
+from nkisim import errors
+from nkisim.lint import lint
+from nkisim.lint import main as lint_main
+from nkisim.tests.harness import out, run, tile
+
+TILE = np.arange(128 * 512, dtype=np.float32).reshape(128, 512)
+
+
+def vendor(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **more: Any) -> Any:
+    """Run a kernel by the policy vendor; exactly one relaxation is warned of, once."""
+    with pytest.warns(errors.Relaxed) as caught:
+        result = nkisim.run(nkisim.jit(kernel)[lnc], args, policy="vendor", **more).outputs
+    assert len([w for w in caught if w.category is errors.Relaxed]) == 1
+    return result
+
+
+# explicit addresses
+
+
+def at(column: int, columns: int = 128, buffer: Any = nl.sbuf) -> Any:
+    return nl.ndarray((128, columns), nl.float32, buffer, address=(0, column))
+
+
+@pytest.mark.parametrize("tracking", [True, False])
+def test_the_first_product_into_a_tensor_overwrites(tracking: bool) -> None:
+    def kernel(x: Any) -> Any:
+        ones, results = nl.load(x), []
+        banks = [at(0, 512, nl.psum) for _ in range(2)]
+        for bank in banks:
+            nisa.nc_matmul(bank, ones[:, 0:128], ones)
+            held = nl.ndarray((128, 512), nl.float32)
+            nisa.tensor_copy(held, bank)
+            results.append(out(held))
+        return tuple(results)
+
+    first, second = run(kernel, np.ones((128, 512), np.float32), tracking=tracking)
+    assert (first == 128).all()
+    assert (second == 128).all()
+
+
+@pytest.mark.parametrize("columns", [slice(0, 64), slice(0, 128, 2)])
+def test_a_write_takes_the_bytes_of_older_tensors_and_no_others(columns: slice) -> None:
+    def kernel(column: int) -> Any:
+        older, newer = at(0), at(256)
+        nisa.memset(dst=older, value=1.0)
+        nisa.memset(dst=newer[:, columns], value=2.0)
+        return out(older[:, column : column + 1])
+
+    # of `newer` only the bytes that were written count: its first column is the 64th of `older`
+    assert (run(lambda: kernel(63)) == 1).all()
+    assert (run(lambda: kernel(65 if columns.step else 0)) == 1).all()
+    with pytest.raises(errors.ReplacedRead, match="written on its bytes"):
+        run(lambda: kernel(64))
+
+
+# classes of the language
+
+
+@dataclass
+class Section(nl.NKIObject):
+    index = None
+    never_passed: int
+
+
+class Plain(nl.NKIObject):
+    x: int
+    y: bool = False
+
+    def __post_init__(self) -> None:
+        self.z = self.x + 1
+
+
+@dataclass(frozen=True)
+class Frozen(nl.NKIObject):
+    x: int
+    parts: tuple[int, ...] = field(default_factory=tuple)
+
+
+def test_classes_have_the_documented_initializer() -> None:
+    section, plain = Section(index=3), Plain(1)  # type: ignore[call-arg]
+    assert (section.index, section.never_passed) == (3, None)
+    assert (plain.x, plain.y, plain.z) == (1, False, 2)
+    assert (Plain(1, True).y, Frozen(2).x, Frozen(2).parts) == (True, 2, ())
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        Plain(2, colour=3)  # type: ignore[call-arg]
+
+
+# truth, versions, broadcasting
+
+
+def test_a_tensor_is_true_whatever_it_holds_and_a_comparison_is_its_data() -> None:
+    def kernel(x: Any) -> Any:
+        zero = tile(value=0)
+        assert zero
+        assert not nl.equal(zero, tile(value=1))
+        assert nl.equal(zero, tile(value=0))
+        return out(zero)
+
+    run(kernel, TILE)
+
+
+# two cores
+
+
+def both(value: Callable[[], float], read: bool = False) -> Callable[[], Any]:
+    def kernel() -> Any:
+        shared = nl.ndarray((128, 8), nl.float32, nl.shared_hbm)
+        nisa.dma_copy(dst=shared, src=tile(value=value()))
+        if read:
+            back = nl.load(shared)
+            nisa.dma_copy(dst=shared, src=back)
+        return shared
+
+    return kernel
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_cores_may_write_the_same_bytes(read: bool) -> None:
+    with pytest.warns(errors.NkiSimWarning, match="both cores write the same bytes"):
+        assert (run(both(lambda: 3.0, read), lnc=2) == 3).all()
+
+
+def test_one_byte_that_differs_is_a_race() -> None:
+    with pytest.raises(errors.HbmRace):
+        run(both(lambda: 3.0 + nl.program_id(0) * 2.0**-20), lnc=2)
+
+
+def test_reading_before_both_write_the_same_is_a_race() -> None:
+    def kernel(x: Any) -> Any:
+        held = nl.load(x)
+        nisa.dma_copy(dst=x, src=tile(128, 512, value=1))
+        return out(held) if nl.program_id(0) == 0 else out(tile(128, 512))
+
+    with pytest.raises(errors.HbmRace):
+        run(kernel, TILE.copy(), lnc=2)
+
+
+def other_barrier() -> Any:
+    shared, empty = (nl.ndarray((128, 8), nl.float32, nl.shared_hbm, name=n) for n in ("shared", "empty"))
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(dst=shared, src=tile(value=3))
+    nisa.core_barrier(data=empty, cores=(0, 1))
+    return out(nl.load(shared))
+
+
+def test_a_barrier_of_a_different_tensor_is_an_order_for_the_vendor() -> None:
+    assert (vendor(other_barrier, lnc=2) == 3).all()
+    with pytest.raises(errors.HbmRace):
+        run(other_barrier, lnc=2)
+
+
+# memory that nobody wrote
+
+
+def half(x: Any, late: bool = True) -> Any:
+    held = nl.ndarray((128, 512), nl.float32)
+    nisa.dma_copy(dst=held[0:64], src=x[0:64])
+    nisa.tensor_scalar(held, held, nl.multiply, 2.0)
+    if late:
+        nisa.tensor_copy(held[64:128], held[0:64])
+    return out(held)
+
+
+def test_a_sentinel_that_reaches_no_output_is_no_fault() -> None:
+    assert np.array_equal(vendor(half, TILE), 2 * np.concatenate([TILE[:64], TILE[:64]]))
+    with pytest.raises(errors.UnwrittenRead):
+        run(half, TILE)
+
+
+@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
+def test_a_sentinel_that_reaches_an_output_is_refused_there_or_given_back() -> None:
+    with pytest.raises(errors.UnwrittenRead, match=r"launch: output reads 32768 of 65536.*\[64, 0\]"):
+        run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel")
+    for output in ("warn", "allow"):
+        found = run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel", unwritten_output=output)
+        assert np.isnan(found[64:]).all()
+        assert np.array_equal(found[:64], 2 * TILE[:64])
+
+
+@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
+@pytest.mark.parametrize("engine", ["vector", "tensor"])
+def test_a_sentinel_goes_where_its_value_goes(engine: str) -> None:
+    """Integers by their place, floats by their NaN: through a product the whole column."""
+
+    def kernel() -> Any:
+        dtype = nl.int32 if engine == "vector" else nl.float32
+        held, result = nl.ndarray((32, 32), dtype), nl.ndarray((32, 32), dtype)
+        nisa.memset(dst=held[:, 0:31], value=1)
+        if engine == "vector":
+            nisa.tensor_tensor(dst=result, data1=held, data2=held, op=nl.add)
+        else:
+            product = nl.ndarray((32, 32), nl.float32, nl.psum)
+            nisa.nc_matmul(product, tile(32, 32), held)
+            nisa.tensor_copy(result, product)
+        shared = nl.ndarray((32, 32), dtype, nl.shared_hbm)
+        nisa.dma_copy(dst=shared, src=result)
+        return shared
+
+    with pytest.raises(errors.UnwrittenRead, match=r"reads 32 of 1024.*\[0, 31\]"):
+        run(kernel, unwritten_read="sentinel")
+
+
+@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
+@pytest.mark.parametrize("way", ["sum", "column", "transpose"])
+def test_an_integer_sentinel_reaches_sums_rows_and_transposes(way: str) -> None:
+    def kernel() -> Any:
+        held = nl.ndarray((32, 32), nl.int32)
+        # all but [31, 30]
+        for view in (held[:, 0:30], held[:, 31:32], held[0:31, 30:31]):
+            nisa.memset(dst=view, value=1)
+        result = nl.ndarray((32, 1 if way == "sum" else 32), nl.int32)
+        if way == "sum":
+            nisa.tensor_reduce(result, nl.bitwise_or, held, axis=1)
+        elif way == "column":
+            nisa.tensor_scalar(result, tile(32, 32, "int32"), nl.add, held[:, 30:31])
+        else:
+            nisa.nc_transpose(result, held)
+        shared = nl.ndarray(result.shape, nl.int32, nl.shared_hbm)
+        nisa.dma_copy(dst=shared, src=result)
+        return shared
+
+    read = {"sum": r"reads 1 of 32 .*\[31, 0\]", "column": r"reads 32 of 1024 .*\[31, 0\]"}
+    with pytest.raises(errors.UnwrittenRead, match=read.get(way, r"reads 1 of 1024 .*\[30, 31\]")):
+        run(kernel, unwritten_read="sentinel")
+
+
+# views
+
+
+def test_a_view_outside_that_nobody_takes_is_no_fault() -> None:
+    def kernel(x: Any, taken: bool) -> Any:
+        held = nl.load(x)
+        made = [held.ap(pattern=[[512, 128], [1, 512]], offset=1), held[:, 4:4], held[:, 500:513], held.slice(1, 9, 3)]
+        return out(made[0] if taken else held)
+
+    assert np.array_equal(run(kernel, TILE, False), TILE)
+    with pytest.raises(errors.OutOfRange) as caught:
+        run(kernel, TILE, True)
+    assert caught.value.line is not None
+    assert Path(__file__).read_text().splitlines()[caught.value.line[1] - 1].lstrip().startswith("made =")
+
+
+# kernels in kernels, integers for enumerations, capacity
+
+
+@nkisim.jit
+def inner(held: Any) -> None:
+    nisa.tensor_scalar(held, held, nl.multiply, 2.0)
+
+
+def outer(x: Any) -> Any:
+    held = nl.load(x)
+    inner(held)
+    inner(held)
+    return out(held)
+
+
+def test_a_kernel_in_a_kernel_is_inlined() -> None:
+    assert np.array_equal(vendor(outer, TILE), 4 * TILE)
+
+
+def integers(x: Any) -> Any:
+    shared = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
+    nisa.dma_copy(dst=shared, src=x, dge_mode=3)
+    held = nl.load(shared)
+    nisa.tensor_copy(held, held, engine=5)
+    return out(held)
+
+
+def transposed(x: Any) -> Any:
+    held = nl.ndarray((128, 128), x.dtype)
+    nisa.dma_transpose(dst=held, src=x[0:128, 0:128], dge_mode=nisa.dge_mode.none)
+    return out(held)
+
+
+def test_integers_stand_for_members() -> None:
+    assert np.array_equal(vendor(integers, TILE), TILE)
+    assert np.array_equal(vendor(transposed, TILE), TILE[:, :128].T)
+    for kernel, text in ((integers, "engine is 5"), (transposed, "dge_mode is none")):
+        with pytest.raises(errors.WrongArgument, match=text):
+            run(kernel, TILE)
+
+
+def four_halves(x: Any, columns: int = 16384) -> Any:
+    tiles = []
+    for i in range(4):
+        one = nl.ndarray((64, columns), nl.float32)
+        nisa.memset(one, float(i))
+        tiles.append(one)
+    shared = nl.ndarray((64, columns), nl.float32, nl.shared_hbm)
+    for one in tiles:
+        nisa.dma_copy(dst=shared, src=one)
+    return shared
+
+
+def test_tensors_on_disjoint_partitions_may_share_bytes() -> None:
+    assert (vendor(four_halves, TILE) == 3).all()
+    with pytest.raises(errors.SbufFull):
+        run(four_halves, TILE)
+    policy = nkisim.Policy(packing="partitions", recording=True)
+    with pytest.warns(errors.Relaxed, match="share bytes"):
+        recording = nkisim.run(four_halves, (TILE,), policy=policy).recording
+    places = {(w.partitions, w.span) for e in recording.events for w in e.writes if w.space == "sbuf"}
+    assert places == {((p, p + 64), (b, b + 65536)) for p in (0, 64) for b in (0, 65536)}
+
+
+def test_what_does_not_fit_is_a_warning_and_never_a_time() -> None:
+    wide = nkisim.Policy(capacity="warn")
+    with pytest.warns(errors.Relaxed, match="sbuf holds"):
+        assert (nkisim.run(four_halves, (TILE,), policy=wide).outputs == 3).all()
+    with pytest.raises(errors.SbufFull):
+        nkisim.run(four_halves, (TILE,), policy=nkisim.Policy(capacity="warn", recording=True))
+    with pytest.raises(errors.BadLaunch, match="times are wrong"):
+        nkisim.Policy(capacity=False, recording=True)
+
+
+# who chooses
+
+
+def test_every_door_takes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = nkisim.simulate(nkisim.jit(outer))
+    with pytest.raises(errors.KernelInsideKernel):
+        kernel(TILE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.Relaxed)
+        with nkisim.using("vendor"):
+            assert np.array_equal(kernel(TILE), 4 * TILE)
+        monkeypatch.setenv("NKISIM_POLICY", "vendor")
+        assert np.array_equal(kernel(TILE), 4 * TILE)
+    with pytest.raises(errors.KernelInsideKernel):
+        nkisim.run(outer, (TILE,), policy="strict")
+    monkeypatch.setenv("NKISIM_POLICY", "lax")
+    with pytest.raises(errors.BadLaunch, match="'lax'; it can be strict, vendor"):
+        kernel(TILE)
+
+
+# the linter
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(f"import nki\nimport nki.language as nl\n{text}\n")
+    return folder
+
+
+def test_a_file_that_is_not_python_is_a_sentence_and_the_others_are_checked(tmp_path: Path) -> None:
+    broken, binary = "def f(:\n", tmp_path / "binary.py"
+    binary.write_bytes(b"\xff\xfe\x00")
+    written(tmp_path, broken=broken, good="@nki.jit\ndef kernel(x):\n    return eval('x')")
+    findings, count = lint([tmp_path])
+    assert (count, sorted(f.rule for f in findings)) == (1, ["builtin", "syntax", "syntax"])
+    assert "is not Python" in str(next(f for f in findings if f.path.endswith("broken.py")))
+
+
+def test_an_inner_kernel_may_return_private_tensors(tmp_path: Path) -> None:
+    inside = "@nki.jit\ndef inner(x):\n    t = nl.ndarray((8, 8), nl.float32, nl.sbuf)\n    return t"
+    folder = written(tmp_path, all=f"{inside}\n@nki.jit\ndef outer(x):\n    return inner(x)")
+    assert [f.rule for f in lint([folder])[0]] == ["kernel-in-kernel"]
+    assert lint_main([str(folder)]) == 1
+    assert lint_main([str(folder), "--policy", "vendor"]) == 0
+
+
+def fp8_turned(x: Any) -> Any:
+    held = nl.ndarray((32, 32), nl.float8_e4m3)
+    nisa.tensor_copy(held, nl.load(x[0:32, 0:32]))
+    turned = nl.ndarray((32, 64), nl.float8_e4m3, buffer=nl.psum)
+    nisa.nc_transpose(turned[:, ::2], held)
+    result = nl.ndarray((32, 32), nl.float8_e4m3)
+    nisa.tensor_copy(result, turned[:, ::2])
+    return out(result)
+
+
+def test_an_fp8_transpose_writes_every_second_element() -> None:
+    values = np.resize(np.arange(-8.0, 8.0, dtype=np.float32), TILE.shape)
+    values[0] = 3
+    assert np.array_equal(run(fp8_turned, values).astype(np.float32), values[:32, :32].T)
+
+
+def halves_of_rows(x: Any, step: int) -> Any:
+    held = nl.load(x)
+    return out(held.ap([[step, 128], [1, held.shape[1] // 2]], offset=0))
+
+
+def test_a_pattern_goes_on_to_the_next_partition() -> None:
+    columns = TILE.shape[1]
+    whole = run(halves_of_rows, TILE, columns)
+    with pytest.warns(errors.AmbiguousManual, match="taken as one partition"):
+        assert np.array_equal(run(halves_of_rows, TILE, columns // 2), whole)
+    with pytest.raises(errors.IllegalView):
+        run(halves_of_rows, TILE, columns // 2 + 1)

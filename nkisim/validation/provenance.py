@@ -1,0 +1,103 @@
+"""`python -m nkisim.validation.provenance [--out FILE]`: every constant of the chip, its range and its source."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from nkisim import command
+from nkisim.command import Parser
+from nkisim.timeline.chip import Chip, Constant
+from nkisim.timeline.trn2 import TRN2
+from nkisim.validation.library import rows as library_rows
+from nkisim.validation.operators import OPERATORS
+from nkisim.validation.rows import ROWS
+from nkisim.validation.second_batch import LATER
+from nkisim.validation.third_batch import COMPLETING, WITH_GELU
+
+TITLE = "## Every constant"
+HEAD = f"""{TITLE}
+
+Written by `python -m nkisim.validation.provenance --out docs/simulator_time.md` from `nkisim/timeline/trn2.py`. Times
+and counts are in the stated unit; the range is the band's, from the fast end to the slow end.
+
+* documented: stated in the manual (paths are relative to aws-neuron-sdk);
+* profile: read off an official profiler screenshot in the manual;
+* measured: follows from public measurements of whole kernels;
+* inferred: our own estimate.
+"""
+# the rows that a constant was read off, where its source holds many
+FITTED = {
+    "tensor_strided_columns_per_cycle": "output_projection_tkg[4], attention_tkg[0]",
+    "tensor_lift_work": "conv1d[2]",
+    "vector_pointer_bytes": "rmsnorm_quant, cross_entropy_backward",
+    "vector_scan_cycles": "Mamba",
+    "vector_scan_cast_cycles": "cumsum[3]",
+    "vector_eight_ns": "argsort_unstable",
+    "dma_index_ns": "permute_routed_tokens",
+    "dma_swdge_start_ns": "sweep of blocks",
+    "dma_swdge_engine_ns": "sweep of blocks",
+    "dma_swdge_whole_share": "sweep of blocks",
+    "dma_swdge_store_share": "sums of vectors, transposes",
+    "dma_ring_ns": "sums of vectors",
+    "hbm_bytes_per_ns": "decode MLPs of nki-library on two cores, 4 to 177 MB",
+    "core_semaphore_ns": "qkv_tkg, mlp_tkg and router_topk on two cores",
+    "profiled_launch_ns": "the 21 rows below 30 us",
+    "residual_share": "the 61 rows that run",
+}
+# rows of the vendor's kernels that the simulator refuses, so that nothing was fitted to them
+REFUSED = frozenset({"mlp_tkg[2]"})
+
+
+def table(chip: Chip = TRN2) -> str:
+    """A line for each constant."""
+    lines = ["| constant | value | range | unit | kind | source | rows |", "|---|---|---|---|---|---|---|"]
+    for name, c in chip.constants().items():
+        cells = (f"`{name}`", f"{c.value:g}", _range(c), c.unit, c.kind, c.source, FITTED.get(name, ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _range(c: Constant) -> str:
+    ends = (c.at("low"), c.at("high"))
+    return "" if ends == (c.value, c.value) else f"{ends[0]:g} to {ends[1]:g}"
+
+
+def divided() -> str:
+    """Which measured rows constants were fitted to, which were only seen, and which nobody here has seen."""
+    given = sum(row.id not in REFUSED for row in library_rows())
+    pages = "[results.md](../nkisim/validation/results.md), [library.md](../nkisim/validation/library.md)"
+    seen = f"{len(OPERATORS)} of operators, {len(LATER)} later, {len(COMPLETING) + len(WITH_GELU)} completing ones"
+    lines = [
+        "### Rows\n",
+        "| rows | which | figures |",
+        "|---|---|---|",
+        f"| fitted | {len(ROWS)} of the first records, {given} of the vendor's kernels | {pages} |",
+        f"| seen, to check laws | {seen} | the first page |",
+        "| never seen | 65 of the vendor's kernels, which are not in this repository | none here |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the section, or write it as the end of a page."""
+    parser = Parser(prog="python -m nkisim.validation.provenance", description=main.__doc__)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a page in Markdown that the section ends")
+    options = parser.parse_args(arguments)
+    text = section()
+    if options.out:
+        before = options.out.read_text(encoding="utf-8").partition(TITLE)[0] if options.out.exists() else ""
+        options.out.write_text(before + text, encoding="utf-8")
+    else:
+        print(text)
+    return 0
+
+
+def section() -> str:
+    """The whole section."""
+    return f"{HEAD}\n{table()}\n\n{divided()}"
+
+
+if __name__ == "__main__":
+    command.run(lambda: main(sys.argv[1:]))

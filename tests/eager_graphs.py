@@ -1,0 +1,97 @@
+"""A pair's graphs in eager torch: nothing to compile, so that laws and acceptance are tested quickly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.cache import Cache, empty_caches
+from model.context import Context
+from model.drafter import Drafter, DraftState
+from model.dtypes import BY_NAME
+from model.graph_io import Outputs, StepInputs, StepOutputs
+from model.graph_key import GraphKey
+from model.nki.context import make_context, no_launch
+from model.nki.launches import Launcher
+from model.speculative import Pair
+from model.stages import run_stage
+from model.weights import RANK
+from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.part import Part
+from trnspec.bundle.plan import SLOTS, make_plan
+from trnspec.bundle.spec import BundleSpec
+
+
+class EagerGraphs:
+    """Every stage of one pair on one rank in fp32; `slots` is the drafter's empty state, `keys` the graphs that ran."""
+
+    def __init__(self, pair: Pair, slots: tuple[Tensor, ...], pool: int, batch: int) -> None:
+        models = [m for m in (pair.draft_model, pair.target_model) if m is not None]
+        caches = [self._caches(model.config, pool) for model in models]
+        self.pair, self.state, self.caches = pair, DraftState(caches[0] if len(models) > 1 else [], slots), caches[-1]
+        self.counts_B1V = torch.zeros((batch, 1, pair.target_model.config.vocab_size), dtype=torch.int32)
+        self.keys, self._target = list[GraphKey](), Pair(pair.target_model, Drafter())
+        pair.target_model.taps = pair.drafter.taps
+
+    @staticmethod
+    def _caches(config: Any, pool: int) -> list[Cache]:
+        return empty_caches(config, 1, pool, torch.float32)
+
+    def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
+        """Run a graph on numpy inputs or on outputs of the last run."""
+        out = self._run(key, inputs)
+        self.caches = list(out.target_caches)
+        return StepOutputs.of([t.numpy() for t in out.visible])
+
+    def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
+        """The candidates of the first half of a step."""
+        return self._run(key, inputs).visible[0].numpy()
+
+    @torch.no_grad()
+    def _run(self, key: GraphKey, inputs: StepInputs) -> Outputs:
+        self.keys.append(key)
+        tensors = StepInputs(*(torch.from_numpy(np.asarray(x).copy()) if x is not None else None for x in inputs))
+        counts_B1V = self.counts_B1V if key.asking else None
+        pair = self.pair if key.k or key.is_prefill or self.pair.drafter.runs_without_drafts else self._target
+        out = pair(run_stage, key, tensors, self.state, self.caches, counts_B1V)
+        self.state = out.draft_state
+        if out.counts_B1V is not None:
+            self.counts_B1V = out.counts_B1V
+        return out
+
+    def clear(self, slot: int, blocks: Sequence[int]) -> None:
+        """Zero a slot's state and its blocks."""
+        for tensor in (self.counts_B1V, *self.state.slots):
+            tensor[slot] = 0
+        for tensor in (t for cache in (*self.caches, *self.state.caches) for t in cache):
+            tensor[list(blocks)] = 0
+
+
+def load_pair(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> Pair:
+    """The pair of a spec on one rank in fp32, from the checkpoint folders of target and draft."""
+    ctx = make_context(spec.kernels, 1, launch=launch, layers=spec.layers)
+    target_checkpoint, drafter = Checkpoint(folders["target"], spec.target_config), Drafter()
+    if spec.has_draft:
+        checkpoint = Checkpoint(folders["draft"], spec.draft_config, target_checkpoint)
+        drafter = spec.drafter_type(_loaded(spec.parts[1], checkpoint, ctx))
+    return Pair(_loaded(spec.parts[0], target_checkpoint, ctx), drafter)
+
+
+def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> EagerGraphs:
+    """The graphs of a spec on one rank in fp32; NKI kernels are served by `launch`."""
+    slots = (t for t in make_plan(spec).state if t.name.startswith(SLOTS))
+    zeros = tuple(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in slots)
+    return EagerGraphs(load_pair(spec, folders, launch), zeros, spec.pool, spec.batch)
+
+
+def _loaded(part: Part, checkpoint: Checkpoint, ctx: Context) -> Any:
+    """The model of a part on one rank."""
+    model: Any = ctx.fuse(part.drafter.model_type(part.config, ctx))
+    weights = {w.name: next(checkpoint.shards(w, 1, torch.float32)) for w in part.weights}
+    model.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
+    return model.eval()

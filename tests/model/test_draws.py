@@ -1,0 +1,190 @@
+"""Samples of both backends against the oracle: every filter and temperature that the API lets in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model.approx_filters import approximate
+from model.filters import Filters
+from model.nki import simulated
+from model.nki.context import make_context
+from model.parallel import VocabShard
+from model.sampling import NO_ID, SamplingParams
+from tests.model.ranks import RankOps, on_ranks
+from tests.model.sampler_oracle import Row, may_draw
+from trnspec.engine.request import Params
+
+ROWS, V = 32, 206
+TEMPERATURES = (0.0, 1e-300, 0.01, 0.05, 0.3, 0.7, 1.0, 1.7, 30.0, 1e4, 1e10, 1e30)
+TOP_K = (0, 0, 1, 2, 17, V, (1 << 24) - 1)
+TOP_P = (1.0, 1.0, 1 - 2.0**-24, 0.95, 0.5, 1e-3, 1e-6, 1e-38, 1e-45, 1e-300)
+MIN_P = (0.0, 0.0, 1e-300, 1e-38, 0.05, 0.5, 0.99, 0.9999999, 1.0)
+# name -> (numbers of a normal law -> logits)
+LOGITS = {
+    "normal": lambda x: 2 * x,
+    "peaked": lambda x: 15 * x,
+    "flat": lambda x: 1e-3 * x,
+    "equal": lambda x: 0 * x + 3,
+    "tied": lambda x: np.round(2 * x) / 2,
+    "tied at the top": lambda x: np.minimum(x, 0.5) * 4,
+    "far from 0": lambda x: x - 200,
+    "half are -inf": lambda x: np.where(x > 0, 3 * x, -np.inf),
+    "one is finite": lambda x: np.where(x == x.max(), x, -np.inf),
+}
+
+
+def random_rows(seed: int, filters: bool = True, masks: bool = True, vocabulary: int = V) -> list[Row]:
+    """One row for each of ROWS, its numbers as `Params` and fp32 have them."""
+    rng, rows = np.random.default_rng(seed), []
+    names = list(LOGITS)
+    for n in range(ROWS):
+        logits = LOGITS[names[(seed * ROWS + n) % len(names)]](rng.standard_normal(vocabulary)).astype(np.float32)
+        params = Params(
+            float(rng.choice(TEMPERATURES)),
+            int(rng.choice(TOP_K)) if filters else 0,
+            float(rng.choice(TOP_P)) if filters else 1.0,
+            float(rng.choice(MIN_P)) if filters else 0.0,
+            int(rng.integers(1 << 63)),
+        )
+        params.check()
+        allowed = None
+        if masks and n % 3 == 0:
+            # the best finite id stays in reach of some masks, and is forbidden by others
+            allowed = rng.random(vocabulary) < rng.choice([0.02, 0.5, 0.98])
+            allowed[rng.choice(np.flatnonzero(np.isfinite(logits)))] = True
+        temperature, top_p, min_p = (
+            float(np.float32(v)) for v in (params.sampling_temperature, params.top_p, params.min_p)
+        )
+        position = int(rng.integers(1 << 24))
+        rows.append(Row(logits, temperature, params.top_k, top_p, min_p, params.seed_words, position, allowed))
+    return rows
+
+
+def draws(cases: Sequence[Row], backend: str, filters: bool = True, ranks: int = 1, approx: bool = False) -> list[int]:
+    """The ids that every rank samples for these rows; as a draft samples them if `approx`."""
+    temperature_R, *of_filters = (
+        torch.tensor(column, dtype=torch.float32) for column in zip(*map(_numbers, cases), strict=True)
+    )
+    seeds_R2 = torch.from_numpy(np.array([row.seed for row in cases], np.uint32).view(np.int32))
+    params = SamplingParams(temperature_R, seeds_R2, Filters(*of_filters) if filters else None)
+    positions_R = torch.tensor([row.position for row in cases], dtype=torch.int32)
+    allowed_RV = np.stack([np.ones(len(row.logits), bool) if row.allowed is None else row.allowed for row in cases])
+    logits_RV = torch.from_numpy(np.where(allowed_RV, np.stack([row.logits for row in cases]), -np.inf))
+
+    def of_rank(ops: RankOps) -> list[int]:
+        ctx, own_RV = make_context(backend, ranks, ops, simulated.serve), logits_RV.chunk(ranks, 1)[ops.rank]
+        shard = VocabShard(torch.tensor([[ops.rank * own_RV.shape[1]]], dtype=torch.int32), own_RV.shape[1])
+        noise_RV = ctx.gumbel_noise(seeds_R2, positions_R, shard)
+        samples = ctx.sample(own_RV.contiguous(), approximate(params) if approx else params, noise_RV, shard)
+        return samples.token_ids().tolist()
+
+    first, *others = on_ranks(ranks, of_rank)
+    assert all(ids == first for ids in others), "every rank must come to the same ids"
+    return first
+
+
+def _numbers(row: Row) -> tuple[float, ...]:
+    return row.temperature, row.top_k, row.top_p, row.min_p
+
+
+# backend, filters, ranks; masks, ids, and how many launches of ROWS rows
+CASES: dict[str, tuple[tuple[Any, ...], bool, int, int]] = {
+    "reference": (("reference",), False, V, 24),
+    "reference unfiltered": (("reference", False), False, V, 8),
+    "reference masked": (("reference",), True, V, 24),
+    "reference of the demo's ids": (("reference",), False, 2048, 1),
+    "nki": (("nki",), False, V, 5),
+    "nki unfiltered": (("nki", False), False, V, 3),
+    "nki of two ranks masked": (("nki", True, 2), True, V, 5),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sample_is_the_oracle_s(name: str) -> None:
+    how, masks, vocabulary, launches = CASES[name]
+    decided, rows = 0, 0
+    for seed in range(launches):
+        cases = random_rows(seed, how[1:2] != (False,), masks, vocabulary)
+        for n, (row, drawn) in enumerate(zip(cases, draws(cases, *how), strict=True)):
+            ids = may_draw(row, from_best=how[0] == "reference")
+            assert drawn in np.flatnonzero(ids), (seed, n, _numbers_of(row))
+            decided, rows = decided + (ids.sum() == 1), rows + 1
+    # all ids of equal logits and of the noise alone are decided by the noise, which rounds little
+    assert decided > 0.97 * rows, "an oracle that leaves much open proves little"
+
+
+def _numbers_of(row: Row) -> dict[str, object]:
+    return {f.name: getattr(row, f.name) for f in dataclasses.fields(row) if f.name not in ("logits", "allowed")}
+
+
+def _one_id(vocabulary: int) -> list[Row]:
+    """Rows whose filters keep the best id alone, at every temperature."""
+    rng, hot = np.random.default_rng(0), [t for t in TEMPERATURES if t >= 0.01]
+    alone = [{"min_p": 1.0}, {"top_p": 1e-38}, {"top_p": float(np.float32(1e-45))}, {"top_k": 1}]
+    rows = []
+    for n in range(ROWS):
+        logits = (rng.standard_normal(vocabulary) * rng.choice([0.5, 3, 20])).astype(np.float32)
+        rows.append(Row(logits, float(np.float32(hot[n % len(hot)])), **alone[n // 3 % len(alone)]))  # type: ignore[arg-type]
+    return rows
+
+
+@pytest.mark.parametrize("name", ["reference", "reference of the demo's ids", "nki", "nki of two ranks masked"])
+def test_a_filter_that_keeps_one_id_keeps_the_best(name: str) -> None:
+    """As vLLM and transformers do: min-p 1, the smallest top-p and top-k 1, where masses cannot be told apart."""
+    how, _, vocabulary, _ = CASES[name]
+    rows = _one_id(vocabulary)
+    drawn = draws(rows, *how)
+    for n, row in enumerate(rows):
+        if row.min_p < 1 or row.temperature < 1e4:
+            assert drawn[n] == row.logits.argmax(), _numbers_of(row)
+
+
+BROKEN = {
+    "NaN": lambda x: np.where(np.arange(len(x)) == 77, np.nan, x),
+    "the last is NaN": lambda x: np.where(np.arange(len(x)) == len(x) - 1, -np.nan, x),
+    "+inf": lambda x: np.where(np.arange(len(x)) == 150, np.inf, x),
+    "all -inf": lambda x: np.full_like(x, -np.inf),
+    "all NaN": lambda x: np.full_like(x, np.nan),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["reference", "reference masked", "reference unfiltered", "nki", "nki of two ranks masked"]
+)
+def test_a_row_without_a_draw_says_so_and_no_neighbour_notices(name: str) -> None:
+    how, masks, *_ = CASES[name]
+    rows = random_rows(1, how[1:2] != (False,), masks)
+    broken = list(rows)
+    # greedy, drawn and filtered rows
+    for n, change in enumerate([*BROKEN.values()] * 4):
+        logits = change(rows[3 * (n // 2) + n % 2].logits).astype(np.float32)
+        broken[3 * (n // 2) + n % 2] = dataclasses.replace(rows[3 * (n // 2) + n % 2], logits=logits, allowed=None)
+    before, after = draws(rows, *how), draws(broken, *how)
+    for n in range(ROWS):
+        assert after[n] == (before[n] if broken[n] is rows[n] else NO_ID), (n, _numbers_of(rows[n]))
+    assert after.count(NO_ID) == 4 * len(BROKEN)
+
+
+def test_a_mask_without_an_id_has_no_draw() -> None:
+    for name in ("reference masked", "nki of two ranks masked"):
+        rows = [dataclasses.replace(row, allowed=np.zeros(V, bool)) for row in random_rows(2)]
+        assert set(draws(rows, *CASES[name][0])) == {NO_ID}
+
+
+@pytest.mark.parametrize("backing", ["reference", "nki"])
+def test_a_draft_s_draw_is_an_id(backing: str) -> None:
+    """Its filters are guessed, so any finite id of a row may be drawn; without filters it is the target's."""
+    for seed in range(3):
+        rows = random_rows(seed)
+        plain = [dataclasses.replace(row, top_k=0, top_p=1.0, min_p=0.0) for row in rows]
+        for row, drawn in zip(rows, draws(rows, backing, approx=True), strict=True):
+            assert np.isfinite(row.logits[drawn]), _numbers_of(row)
+            assert row.allowed is None or row.allowed[drawn], _numbers_of(row)
+        for row, drawn in zip(plain, draws(plain, backing, approx=True), strict=True):
+            assert may_draw(row, from_best=backing == "reference")[drawn], _numbers_of(row)

@@ -1,0 +1,188 @@
+"""Bad operands of every kernel: one sentence each, before anything runs or is written."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.nki.table import KERNELS
+from nki_kernels.layer.pack_weights import pack
+from tests.nki_kernels.attention.inputs import Dims, draw, pooled
+from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, draw_mlp
+
+HALF = draw_attention(AttentionDims(2, 3, 384, 2, 1, 300), "fp32")
+MLP = draw_mlp(2, 256, 192, "fp32")
+ROWS = draw(Dims(2, 4, 2, 3, 96, 64))
+POOLS, TABLE = pooled(ROWS.keys, ROWS.values)
+COLUMN, LOGITS, START = np.ones((4, 1), np.float32), np.zeros((4, 50), np.float32), np.zeros((1, 1), np.int32)
+STEPS = np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 1), np.int32)
+# operands that are launched
+GOOD: dict[str, tuple[Any, ...]] = {
+    "accept_drafts": (np.zeros((2, 4, 3), np.float32), np.zeros((2, 4, 3), np.int32), *STEPS),
+    "append_rows": (*(np.zeros((1, 2, 5, 64), np.float32),) * 2, *POOLS, np.zeros((1, 5), np.int32), TABLE[:1]),
+    "coupled_sample": (LOGITS, LOGITS, COLUMN, -COLUMN, START),
+    "decode_attention": HALF.operands(),
+    "decode_layers": (
+        HALF.operands()[0],
+        ((*HALF.weight_operands(), *draw_mlp(6, 384, 96, "fp32").operands()[1:], *HALF.pages()[0]),),
+        *HALF.operands()[6:8], *HALF.operands()[10:], None,
+    ),
+    "decode_mlp": MLP.operands(),
+    "gumbel_noise": (np.zeros((4, 2), np.int32), np.zeros((4, 1), np.int32), START, 50, 0),
+    "prompt_attention": (np.zeros((1, 4, 128, 64), np.float32), *POOLS, np.array([[896]], np.int32), TABLE[:1]),
+    "prompt_mlp": MLP.operands(),
+    "prompt_product": (MLP.x, pack(MLP.gate)),
+    "verify_attention": (ROWS.q, *ROWS.new, *POOLS, ROWS.positions, TABLE, ROWS.positions[:, -1:]),
+    "weights_above": (LOGITS, COLUMN, COLUMN, COLUMN, np.zeros((4, 7), np.float32)),
+}  # fmt: skip
+
+
+def zeros(*shape: int, dtype: Any = np.float32) -> Callable[[Any], Any]:
+    return lambda _: np.zeros(shape, dtype)
+
+
+def half(x: Any) -> Any:
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def swapped(x: Any) -> Any:
+    return x.swapaxes(1, 2)
+
+
+# (kernel, operand, its change, the sentence)
+BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
+    ("verify_attention", "q", lambda q: q[0], r"q is \(4, 3, 64\), \(B, H, N, D\) is needed"),
+    ("verify_attention", "q", lambda q: q[..., :32], "head dim D is 32"),
+    ("verify_attention", "q", zeros(2, 4, 33, 64), "N is 33 rows per sequence"),
+    ("verify_attention", "q", zeros(2, 4, 0, 64), "N is 0 rows per sequence"),
+    ("verify_attention", "q", zeros(2, 64, 5, 64), "a kv head has 160 rows, at most 128 fit"),
+    ("verify_attention", "q", half, "dtypes are bfloat16, float32"),
+    ("verify_attention", "q", zeros(2, 3, 3, 64), "H = 3 a multiple of G"),
+    ("verify_attention", "k_new", lambda k: k[:, :, :2], "k_new is float32"),
+    ("verify_attention", "v_new", lambda v: v.swapaxes(2, 3), "pass the rows of the same pass"),
+    ("verify_attention", "k_pages", lambda p: p.swapaxes(2, 3), "keys are not transposed in pages"),
+    ("verify_attention", "v_pages", lambda p: p[:, :, :64], "keys are not transposed in pages"),
+    ("verify_attention", "positions", lambda p: p.astype(np.int64), "positions is int64"),
+    ("verify_attention", "block_table", lambda t: t + 95, "block_table names pages 95 to"),
+    ("verify_attention", "block_table", lambda t: t * 0 - 1, "block_table names pages -1 to -1"),
+    ("verify_attention", "block_table", lambda t: t.astype(np.int64), "block_table is int64"),
+    ("verify_attention", "block_table", lambda t: t[:, :7], "S a multiple of 1024"),
+    ("verify_attention", "block_table", zeros(2, 8 * 1025, dtype=np.int32), "lower the batch or max-len"),
+    ("verify_attention", "limit", lambda b: b[:, 0], r"limit is int32 \(2,\)"),
+    ("append_rows", "k_new", zeros(1, 4, 5, 64), "k_new is float32 .* pass the rows of one prompt"),
+    ("append_rows", "v_new", half, "all float32 or all bfloat16"),
+    ("append_rows", "positions", lambda p: p[:, :4], "positions is int32"),
+    ("prompt_attention", "q", lambda q: q[:, :, :100], "C a multiple of 128"),
+    ("prompt_attention", "q", lambda q: q[..., :32], "head dim D is 32"),
+    ("prompt_attention", "q", half, "all float32 or all bfloat16"),
+    ("prompt_attention", "v_pages", lambda p: p[:, :, :64], "keys are not transposed in pages"),
+    ("prompt_attention", "block_table", lambda t: t[:, :7], "fill it with page 0"),
+    ("prompt_attention", "start", lambda s: s + 1, "rows 897 to 1024 do not lie in 1024 positions"),
+    ("prompt_attention", "start", lambda s: s[0], r"start is int32 \(1,\)"),
+    ("decode_attention", "x", lambda x: x[None], r"x is \(1, 6, 384\), \(R, E\) is needed"),
+    ("decode_attention", "x", zeros(130, 384), "there are 130 rows, 1 to 128 fit"),
+    ("decode_attention", "x", lambda x: x[:4], "pass the position of each row of x"),
+    ("decode_attention", "gamma", lambda w: w[:-1], "gamma is"),
+    ("decode_attention", "q_norm", lambda w: w[:-1], "q_norm is"),
+    ("decode_attention", "qkv", swapped, "make it with pack_qkv"),
+    ("decode_attention", "qkv", lambda w: w[:1], "for 1 kv heads of 128: make it with pack_qkv"),
+    ("decode_attention", "qkv", half, "all float32 or all bfloat16"),
+    ("decode_attention", "out_weight", swapped, "make it with pack_out"),
+    ("decode_attention", "k_pages", lambda p: p[..., :64], "head dim D is 64, the fused kernel serves 128"),
+    ("decode_attention", "k_pages", lambda p: p[0], r"\(pages, G, 128, D\) is needed"),
+    ("decode_attention", "v_pages", lambda p: p[:, :, :64], "keys are not transposed in pages"),
+    ("decode_attention", "block_table", lambda t: t[:, :3], "fill it with page 0"),
+    ("decode_attention", "positions", lambda p: p * 0, "not consecutive"),
+    ("decode_attention", "cos", lambda c: c.astype(np.float64), "cos is float64"),
+    ("decode_attention", "sin", lambda c: c[..., :-1], "make it with law.rope_tables"),
+    ("decode_layers", "positions", lambda p: p * 0, "not consecutive"),
+    ("decode_layers", "layers", lambda ls: ((*ls[0][:5], ls[0][5][:-1], *ls[0][6:]),), "gamma is"),
+    ("decode_layers", "layers", lambda ls: ((*ls[0][:6], swapped(ls[0][6]), *ls[0][7:]),), "pack_gate_up"),
+    ("decode_mlp", "x", zeros(129, 256), "there are 129 rows, 1 to 128 fit"),
+    ("decode_mlp", "x", zeros(2, 200), "E is 200, a multiple of 128"),
+    ("decode_mlp", "x", half, "all float32 or all bfloat16"),
+    ("decode_mlp", "gamma", lambda w: w[:-1], "gamma is"),
+    ("decode_mlp", "gate_up", swapped, "make it with pack_gate_up"),
+    ("decode_mlp", "gate_up", lambda w: w[:1], "gate_up has 1 blocks of 192 columns"),
+    ("decode_mlp", "down", swapped, "make it with pack"),
+    ("prompt_mlp", "x", lambda x: x[:, :100], "K a multiple of 128"),
+    ("prompt_mlp", "x", lambda x: x[None], r"\(C, K\) is needed"),
+    ("prompt_mlp", "x", lambda x: half(np.zeros((1, 5248))), "up to 5120"),
+    ("prompt_mlp", "x", zeros(1, 4224), "up to 4096"),
+    ("prompt_mlp", "gamma", lambda g: g[:128], "pass the norm of this layer"),
+    ("prompt_mlp", "down", lambda w: w[:, :64], "make it with pack"),
+    ("prompt_mlp", "down", half, "all float32 or all bfloat16"),
+    ("prompt_product", "weight", lambda w: w[:, :128], "make it with pack_weights"),
+    ("gumbel_noise", "seeds", zeros(129, 2, dtype=np.int32), "there are 129 rows"),
+    ("gumbel_noise", "seeds", zeros(4, 2, dtype=np.int64), "seeds is int64"),
+    ("gumbel_noise", "positions", lambda p: p[:, 0], r"positions is int32 \(4,\)"),
+    ("gumbel_noise", "positions", lambda p: p + (1 << 24), "positions run from 16777216 to 16777216"),
+    ("gumbel_noise", "positions", lambda p: p - 1, "positions run from -1"),
+    ("gumbel_noise", "columns", lambda _: 0, "the shard has 0 ids"),
+    ("gumbel_noise", "start", zeros(1, 1), "start is float32"),
+    ("gumbel_noise", "domain", lambda _: 64, "the domain is 64"),
+    ("coupled_sample", "logits", lambda x: x * np.nan, "logits hold NaN"),
+    ("coupled_sample", "logits", zeros(4, 2, 25), r"logits is \(4, 2, 25\), \(R, V\) is needed"),
+    ("coupled_sample", "logits", zeros(4, 50, dtype=np.float16), "logits is float16"),
+    ("coupled_sample", "noise", lambda x: x.T, r"noise is float32 \(50, 4\)"),
+    ("coupled_sample", "temperature", lambda t: -t, "a temperature is negative or NaN"),
+    ("coupled_sample", "temperature", lambda t: t * np.nan, "a temperature is negative or NaN"),
+    ("weights_above", "logits", zeros(33, 50), "there are 33 rows, 1 to 32 fit"),
+    ("weights_above", "thresholds", zeros(4, 0), "there are 0 thresholds"),
+    ("weights_above", "scale", lambda s: s[:, 0], "scale is"),
+    ("accept_drafts", "values", zeros(129, 4, 3), "there are 129 shards"),
+    ("accept_drafts", "values", zeros(4, 3), r"values is \(4, 3\)"),
+    ("accept_drafts", "ids", lambda i: i.astype(np.int64), "ids is int64"),
+    ("accept_drafts", "drafts", zeros(4, 3, dtype=np.int32), r"drafts is int32 \(4, 3\)"),
+    ("accept_drafts", "drafts", lambda _: None, "drafts are missing for N = 3"),
+    ("accept_drafts", "limits", lambda m: m - 1, "a limit is negative"),
+]  # fmt: skip
+
+
+def refuse_to_run(kernel: Any) -> Any:
+    raise AssertionError(f"{kernel.fn.__name__} was launched")
+
+
+def host(name: str) -> Callable[..., Any]:
+    """The host function of a kernel."""
+    module = importlib.import_module(KERNELS[name].fn.__module__)
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("name", "operand", "change", "sentence"), BAD, ids=[f"{b[0]}: {b[3]}" for b in BAD])
+def test_refused(name: str, operand: str, change: Callable[[Any], Any], sentence: str) -> None:
+    operands, names = list(GOOD[name]), list(inspect.signature(KERNELS[name].fn).parameters)
+    at = names.index(operand)
+    operands[at] = change(operands[at])
+    with pytest.raises(ValueError, match=sentence) as caught:
+        host(name)(*operands, run=refuse_to_run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_same_operands_unchanged_are_launched(name: str) -> None:
+    with pytest.raises(AssertionError, match=f"{name}_kernel was launched"):
+        host(name)(*GOOD[name], lnc=2, run=refuse_to_run)
+    with pytest.raises(ValueError, match="lnc is 3, 1 or 2 cores"):
+        host(name)(*GOOD[name], lnc=3, run=refuse_to_run)
+
+
+def test_as_many_rows_as_partitions() -> None:
+    """128 rows of a kv head are served; 129 are refused above."""
+    q, new = np.zeros((2, 32, 8, 64), np.float32), np.zeros((2, 2, 8, 64), np.float32)
+    positions = np.tile(np.arange(8, dtype=np.int32), (2, 1))
+    with pytest.raises(AssertionError, match="launched"):
+        host("verify_attention")(q, new, new, *POOLS, positions, TABLE, run=refuse_to_run)
+
+
+def test_an_intermediate_row_that_sbuf_cannot_hold() -> None:
+    x, inner = np.zeros((3, 128), np.float32), 8448
+    weights = np.zeros((inner // 128, 128, 256), np.float32), np.zeros((1, inner, 128), np.float32)
+    with pytest.raises(ValueError, match="8448 elements of float32, up to 8192 are served: raise tp"):
+        host("prompt_mlp")(x, x[0], *weights, run=refuse_to_run)
