@@ -65,7 +65,7 @@ def test_clear_zeroes_nan_of_a_slot_and_its_blocks(family: Path) -> None:
     for tensor in runner.bundle.plan.state:
         array = np.array(runner._state[tensor.name])
         array[...] = np.nan if is_cache(tensor.name) else 7
-        runner._state[tensor.name] = runner._put([array])
+        runner._state[tensor.name] = runner._put([pjrt.unshared(array)])
     runner.clear(1, [2, 3])
     for tensor in runner.bundle.plan.state:
         array = np.asarray(runner._state[tensor.name])

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import jax
+import numpy as np
 
 from model.errors import UserError
 from model.graph_key import GraphKey
@@ -103,3 +104,13 @@ def refused(graph: GraphSpec, done: str, error: Exception) -> UserError:
     """The error of a graph that is not compiled or run, as a sentence."""
     message = ascii(str(error).partition("\n")[0][:200])[1:-1]
     return UserError(f"{graph.file} cannot be {done} ({message}); build the bundle again")
+
+
+def unshared(array: np.ndarray) -> np.ndarray:
+    """A copy that a CPU device copies too: memory that begins at a multiple of 64 bytes becomes its own, and cannot be
+    donated. With `may_alias=False` of jax.device_put a plugin refuses the donation as well."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    begin = 64 + 16 - memory.ctypes.data % 64
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

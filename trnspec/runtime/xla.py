@@ -81,7 +81,7 @@ class XlaRunner(Runner):
             rows = list(blocks) if plan.is_cache(name) else [slot]
             for part in parts:
                 part[rows] = np.where(np.isfinite(part[rows]), part[rows], 0)
-            self._state[name] = self._put(parts)
+            self._state[name] = self._put([pjrt.unshared(part) for part in parts])
 
     def close(self) -> None:
         for array in (*self._weights.values(), *self._state.values()):
@@ -100,12 +100,11 @@ class XlaRunner(Runner):
         return [placed[id(array)] for array in inputs]
 
     def _zeros(self, tensor: TensorSpec) -> Any:
-        return self._put([np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)] * self.tp)
+        zeros = np.zeros(tensor.shape, BY_NAME[tensor.dtype].numpy)
+        return self._put([pjrt.unshared(zeros) for _ in self._devices])
 
     def _put(self, parts: list[np.ndarray]) -> Any:
-        # graphs write to state in place: never to numpy's memory
-        puts = (jax.device_put(part, d, may_alias=False) for part, d in zip(parts, self._devices, strict=True))
-        return self._join(list(puts))
+        return self._join([jax.device_put(p, d) for p, d in zip(parts, self._devices, strict=True)])
 
     def _join(self, parts: list[Any]) -> Any:
         if self.tp == 1:
