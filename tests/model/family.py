@@ -22,7 +22,6 @@ import compile.build
 from compile.build import build
 from compile.doctor import findings
 from compile.spec import BuildSpec
-from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec
 from model.nki import simulated
 from tests.compile.tiny import spec, write_model
@@ -120,10 +119,10 @@ def eager_engine(
 class AsTheyRun(XlaRunner):
     """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
 
-    def _executable(self, key: GraphKey) -> Any:
-        if self._protos[key] == NOT_TRACED:
-            ((_, self._protos[key]),) = compile.build.lower_graphs(self.bundle.spec, [self._graph(key)])
-        return super()._executable(key)
+    def _load(self, graph: GraphSpec) -> None:
+        if self._protos[graph.key] == NOT_TRACED:
+            ((_, self._protos[graph.key]),) = compile.build.lower_graphs(self.bundle.spec, [graph])
+        super()._load(graph)
 
 
 def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
