@@ -8,6 +8,7 @@ import pytest
 from compile.build import build
 from tests.compile.tiny import spec, write_pair
 from tests.model.demo_bundle import graphs
+from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
 
@@ -30,4 +31,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def llm(bundle: Path) -> Iterator[LLM]:
     with LLM(bundle) as opened:
+        # graphs are compiled here, and not by the first test that runs one
+        for options in ({}, {"k_limit": 0}):
+            opened.generate(["1, 2, 3,", [5] * 150], Params(temperature=0.8, seed=7), max_new_tokens=100, **options)
         yield opened
