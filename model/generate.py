@@ -20,22 +20,21 @@ _PARAMS = (
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__)
-    parser.add_argument("--bundle", type=Path, required=True, help="folder of the bundle")
-    parser.add_argument("--platform", default="cpu", help="cpu (default), neuron or nrt")
-    parser.add_argument("--prompt", help="the prompt")
-    parser.add_argument("--prompt-file", help="a UTF-8 file with the prompt")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    add = parser.add_argument
+    add("--bundle", type=Path, required=True, help="folder of the bundle")
+    add("--platform", default="cpu", help="cpu (default), neuron or nrt")
+    add("--prompt", help="the prompt")
+    add("--prompt-file", help="a UTF-8 file with the prompt")
+    add("--max-new-tokens", type=int, default=128)
     for name in _PARAMS:
         default = getattr(Params, name)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}"
-        )
-    parser.add_argument("--stop", action="append", default=[], help="cut the text before this; may be repeated")
-    parser.add_argument("--no-speculation", action="store_true", help="run the target without drafts")
-    parser.add_argument("--k-limit", type=int, help="accept at most this many drafts a step")
-    parser.add_argument("--compare", action="store_true", help="run with and without speculation and compare")
-    parser.add_argument("--stream", action="store_true", help="print text as it comes")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+        add(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}")
+    add("--stop", action="append", default=[], help="cut the text before this; may be repeated")
+    add("--no-speculation", action="store_true", help="run the target without drafts")
+    add("--k-limit", type=int, help="accept at most this many drafts a step")
+    add("--compare", action="store_true", help="run with and without speculation and compare")
+    add("--stream", action="store_true", help="print text as it comes")
+    add("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
 

@@ -1,5 +1,6 @@
 """The whole project on one page: build, generate, identical, a kernel against its law, a refusal."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from trnspec import LLM, BuildSpec, Params, UserError, build, verify
 
 PROMPTS = [(5, 9, 2, 7), (8, 1), (3, 3, 4)]
 DRAWN = Params(temperature=0.8, seed=7)
+MASKED = Params(temperature=0.8, seed=7, bad_words=((5,),))
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llm(bundle: Path) -> Iterator[LLM]:
     with LLM(bundle) as opened:
+        # compiled here, so that no test waits for it
+        for params in (Params(), MASKED):
+            opened.generate(PROMPTS, params, max_new_tokens=12)
+            opened.generate(PROMPTS, params, max_new_tokens=12, speculation=False)
         yield opened
 
 
@@ -63,3 +69,36 @@ def test_a_kernel_keeps_its_law() -> None:
 def test_what_cannot_be_served_is_refused_in_a_sentence(llm: LLM) -> None:
     with pytest.raises(UserError, match="the prompt has 128 tokens, the largest bucket is 128"):
         llm.generate([5] * 128)
+
+
+def test_a_prompt_that_cannot_go_on_ends_alone(llm: LLM) -> None:
+    """In a list its output has the error, and the others theirs; a single one raises it."""
+    impossible = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
+    outputs = llm.generate(PROMPTS, [MASKED, impossible, MASKED], max_new_tokens=12)
+    assert [o.finish_reason for o in outputs] == ["length", "error", "length"]
+    assert (outputs[1].ids, outputs[0].error) == ((4,), "")
+    assert outputs[0].ids == llm.generate(PROMPTS[0], MASKED, max_new_tokens=12).ids
+    with pytest.raises(UserError, match="limits exclude every token, after 1 new tokens; look for"):
+        llm.generate(PROMPTS[1], impossible, max_new_tokens=12)
+
+
+def test_a_request_s_time_is_its_own(llm: LLM) -> None:
+    short, long = llm.generate(PROMPTS[:2], DRAWN, max_new_tokens=12), llm.generate([PROMPTS[0]] * 2, max_new_tokens=60)
+    assert all(0 < o.seconds < 60 for o in (*short, *long))
+    stream = llm.stream(PROMPTS[0], DRAWN, max_new_tokens=40)
+    next(stream)
+    begin = time.perf_counter()
+    during = llm.generate(PROMPTS[1], DRAWN, max_new_tokens=2)
+    assert during.seconds <= time.perf_counter() - begin
+    stream.close()
+
+
+def test_a_platform_and_an_option_that_there_is_not(bundle: Path, llm: LLM) -> None:
+    with pytest.raises(UserError, match="platform is 'gpu'; it must be cpu, neuron or nrt"):
+        LLM(bundle, "gpu")
+    with pytest.raises(UserError, match="holds no NEFF of each graph"):
+        LLM(bundle, platform="nrt")
+    with pytest.raises(UserError, match="JAX has no platform 'neuron'"):
+        LLM(bundle, platform="neuron")
+    with pytest.raises(TypeError, match="tokens"):
+        llm.generate(PROMPTS[0], tokens=3)

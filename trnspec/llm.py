@@ -14,7 +14,7 @@ from trnspec.bundle.opening import read_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.request import MaskFn, Params, Request, Result, Score, check
-from trnspec.engine.text import Pieces, StopStrings, encode, ids_of_words, load_tokenizer
+from trnspec.engine.text import Detokenizer, encode, ids_of_words, load_tokenizer
 from trnspec.engine.warmup import prepare_graphs
 from trnspec.runtime.runner import load_runner
 
@@ -130,8 +130,8 @@ class LLM:
         each = [params] * len(prompts) if isinstance(params, Params) else list(params)
         if len(each) != len(prompts):
             raise UserError(f"{len(each)} Params came for {len(prompts)} prompts; give one for all, or one for each")
-        requests = [self.request(p, q, **options) for p, q in zip(prompts, each, strict=True)]  # type: ignore[arg-type]
-        outputs = {place: output for place, _, output in self._serve(requests) if output}
+        requests = [self.request(p, q, **options) for p, q in zip(prompts, each, strict=True)]
+        outputs = {place: output for place, output in self._serve(requests) if output}
         return self._checked(outputs[0]) if single else [outputs[place] for place in range(len(requests))]
 
     def stream(self, prompt: Prompt, params: Params = GREEDY, **options: Any) -> TextStream:
@@ -140,8 +140,8 @@ class LLM:
         Open streams are served together.
         """
         request = self.request(prompt, params, **options)
-        stop = options.get("stop", ())
-        return TextStream(self._text(request, Pieces(self.tokenizer, (stop,) if isinstance(stop, str) else stop)))
+        text = request.cut or Detokenizer(self.tokenizer)
+        return TextStream(self._text(replace(request, cut=text), text))
 
     def request(
         self,
@@ -171,7 +171,7 @@ class LLM:
             max_new_tokens,
             self.bundle.spec.target_config.eos_token_ids,
             k_limit,
-            StopStrings(self.tokenizer, stops, params.min_tokens) if stops else None,
+            Detokenizer(self.tokenizer, stops, params.min_tokens) if stops else None,
             allowed,
             logprobs,
             prompt_logprobs,
@@ -179,16 +179,16 @@ class LLM:
         check(self.config, request)
         return request if speculation else replace(request, k_limit=0)
 
-    def _text(self, request: Request, pieces: Pieces) -> Generator[str, None, Output]:
-        for _, ids, output in self._serve([request]):
-            if piece := pieces.feed(ids) if output is None else pieces.end(output.text):
+    def _text(self, request: Request, text: Any) -> Generator[str, None, Output]:
+        for _, output in self._serve([request]):
+            if piece := text.rest(output.text) if output else text.piece():
                 yield piece
             if output:
                 return self._checked(output)
         raise AssertionError("a request ends with an output")
 
-    def _serve(self, requests: list[Request]) -> Iterator[tuple[int, list[int], Output | None]]:
-        """For each step of a request: its place in the list, the new tokens that it keeps, at its end its output."""
+    def _serve(self, requests: list[Request]) -> Iterator[tuple[int, Output | None]]:
+        """For each step of a request: its place in the list, and at its end its output."""
         engine = self._engine
         if engine is None:
             raise UserError(f"{self.bundle.path} is not loaded; call load() or open it again")
@@ -201,7 +201,7 @@ class LLM:
                     event, place = self._events[number].popleft(), places[number]
                     if event.result:
                         del places[number], self._events[number]
-                    yield place, event.ids, self._output(event.result) if event.result else None
+                    yield place, self._output(event.result) if event.result else None
                 if places and not any(self._events[n] for n in places):
                     self._step(engine)
         finally:
@@ -217,12 +217,10 @@ class LLM:
             self._events[event.number].append(event)
 
     def _output(self, result: Result) -> Output:
-        error = result.error and (
-            f"{result.error}; look for an overflow of the bundle's dtype, or build it again from a whole checkpoint"
-        )
-        drafts, scores = (tuple(result.drafted), tuple(result.accepted)), (tuple(result.scores), result.prompt_scores)
-        text = self.tokenizer.decode(result.ids)
-        return Output(tuple(result.ids), text, result.reason, result.steps, result.seconds, *drafts, *scores, error)
+        return Output(
+            tuple(result.ids), self.tokenizer.decode(result.ids), result.reason, result.steps, result.seconds,
+            tuple(result.drafted), tuple(result.accepted), tuple(result.scores), result.prompt_scores, result.error,
+        )  # fmt: skip
 
     @staticmethod
     def _checked(output: Output) -> Output:

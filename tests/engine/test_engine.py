@@ -153,12 +153,11 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
         "slice(len(result.prompt_scores) - chunk.first,",
         "slice(0,",
     ),
-    "a block table for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.blocks)", "slot.index"),
-    "limits for good": (SlotTable, "_fixed_inputs", "(limits, indices), lambda", "indices, lambda"),
-    "sampling parameters for good": (SlotTable, "_fixed_inputs", "(slot.index, slot.number)", "slot.index"),
+    "a block table for good": (SlotTable, "_other_inputs", "(slot.index, slot.blocks)", "slot.index"),
+    "sampling parameters for good": (SlotTable, "_other_inputs", "(slot.index, slot.number)", "slot.index"),
     "blocks for one step": (AsyncEngine, "launch_next", "self._has_blocks(batch, 2)", "self._has_blocks(batch, 1)"),
     "a chunk one token late": (Engine, "_next_chunk", "slot.cached = chunk.end", "slot.cached = chunk.end + 1"),
-    "no tokens from before": (AsyncEngine, "admit", "blocks, ids)", "blocks)"),
+    "no tokens from before": (AsyncEngine, "admit", "ids=list(ids)", ""),
     "a prompt's last token again": (slots, "prompt_inputs", "chunk.end == slot.known", "False"),
     "positions not moved": (Engine, "_postprocess", "slot.position += len(ids)", "slot.position += 1"),
     "masks of the first row": (masks, "masks_of_rows", "masks[:rows]", "masks[:1]"),
@@ -390,7 +389,7 @@ def test_limits_that_leave_no_token_end_their_request_only() -> None:
     params = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
     empty, other = _engine().run([_request(1, params=params), _request(2)])
     assert (empty.ids, empty.reason) == ([4], "error")
-    assert "exclude" in empty.error or "leave" in empty.error
+    assert "the request's limits exclude every token, after 1 new tokens; look for" in empty.error
     assert other.ids == _alone(_request(2)).ids
 
 
@@ -478,7 +477,7 @@ def test_unused_slots_are_neutral_and_unchanged_inputs_are_the_same_arrays() -> 
     ):  # fmt: skip
         assert getattr(inputs, name).tolist() == [own if i == row else neutral for i in range(3)]
     again = table.step_inputs((2,), BLOCK)
-    assert all(getattr(again, n) is getattr(inputs, n) for n in ("sampling_params", "k_limits", "block_table"))
+    assert all(getattr(again, n) is getattr(inputs, n) for n in ("sampling_params", "block_table"))
     two[1].blocks += (7,)
     assert table.step_inputs((2,), 2 * BLOCK).block_table[row].tolist() == [3, 7]
     assert table.step_inputs((1,), BLOCK).k_limits[row] == 1

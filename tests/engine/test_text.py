@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from model.errors import UserError
-from trnspec.engine.text import Detokenizer, Pieces, StopStrings, encode, ids_of_words, tokenizer_fault
+from trnspec.engine.text import Detokenizer, encode, ids_of_words, tokenizer_fault
 
 TEXT = "Zähle: 1, 2, 3, 😀 drei, vier — 5, 6. Ende, 1, 2 und 😀😀, fertig."
 
@@ -30,8 +30,8 @@ IDS = encode(BYTES, TEXT)
 
 def test_the_text_is_that_of_all_tokens_without_unfinished_characters() -> None:
     tokens = Detokenizer(BYTES)
-    for count, token in enumerate(IDS, 1):
-        tokens.append(token)
+    for count in range(1, len(IDS) + 1):
+        assert tokens(IDS[:count]) is None
         whole = BYTES.decode(list(IDS[:count]))
         assert tokens.text == whole.rstrip("\ufffd")
         assert tokens.ends[-1] == len(tokens.text) + whole.endswith("\ufffd")
@@ -49,14 +49,14 @@ def test_each_token_is_decoded_once() -> None:
             return BYTES.decode(ids)
 
     counting: Any = Counting()
-    stops = StopStrings(counting, ("nowhere",), 0)
+    stops = Detokenizer(counting, ("nowhere",), 0)
     for count in range(1, len(IDS) + 1):
         assert stops(IDS[:count]) is None
     assert decoded < 12 * len(IDS)
 
 
 def _cut(stops: tuple[str, ...], min_tokens: int = 0, step: int = 1) -> int | None:
-    cut = StopStrings(BYTES, stops, min_tokens)
+    cut = Detokenizer(BYTES, stops, min_tokens)
     return next((kept for n in range(1, len(IDS) + 1, step) if (kept := cut(IDS[:n])) is not None), None)
 
 
@@ -85,20 +85,20 @@ def test_pieces_join_to_the_kept_text_and_show_no_stop_string() -> None:
     for _ in range(60):
         begin = rng.randrange(len(TEXT) - 6)
         stop = TEXT[begin : begin + rng.randint(1, 5)]
-        cut, pieces, shown = StopStrings(BYTES, (stop,), 0), Pieces(BYTES, (stop,)), ""
+        tokens, shown = Detokenizer(BYTES, (stop,)), ""
         for count in range(1, len(IDS) + 1):
-            if (kept := cut(IDS[:count])) is not None:
+            if (kept := tokens(IDS[:count])) is not None:
                 break
-            shown += pieces.feed(IDS[count - 1 : count])
+            shown += tokens.piece()
         assert kept is not None
         text = BYTES.decode(list(IDS[:kept]))
         assert text.startswith(shown)
-        assert shown + pieces.end(text) == text == TEXT[: TEXT.index(stop)]
+        assert shown + tokens.rest(text) == text == TEXT[: TEXT.index(stop)]
 
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(UserError, match="a stop string is empty"):
-        StopStrings(BYTES, ("a", ""), 0)
+        Detokenizer(BYTES, ("a", ""), 0)
 
 
 def test_bad_words_count_at_the_beginning_and_after_a_blank() -> None:

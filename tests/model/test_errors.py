@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# Ctrl-C that arrives while the garbage collector runs a callback, which cannot pass an exception on
 # Ctrl-C inside of a library that makes an error of its own of it, as safetensors does of one inside of a slice
 _IN_A_LIBRARY = """
 import signal

@@ -5,6 +5,9 @@ That speculation, batching and chunks change no token follows from this, and doe
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -177,3 +180,15 @@ def test_a_row_has_the_same_bits_in_every_graph(dtype: str, sizes: str, tmp_path
         changed = ids.copy()
         changed[100] += 1
         assert not np.array_equal(_prefill(runner, changed % 64, 512, LENGTH, 1), scores), "bits show a difference"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instructions", ["AVX2", "SSE4_2"])
+def test_without_avx_512(instructions: str) -> None:
+    """The same tests in a process whose XLA is held to fewer instructions."""
+    environment = os.environ | {"XLA_FLAGS": f"--xla_cpu_max_isa={instructions}", "DNNL_MAX_CPU_ISA": "SSE41"}
+    chosen = "not without_avx and not every_number and not (every_graph and not G4-D32)"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert f"--xla_cpu_max_isa={instructions}" in done.stdout

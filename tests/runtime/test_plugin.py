@@ -63,13 +63,6 @@ def test_a_graph_is_stored_by_one_process_and_loaded_by_another(family: Path, tm
     assert not [name for name in facts["compiled"] if "prefill_k" in name]
 
 
-@pytest.mark.slow
-def test_the_device_check_s_step_runs_compiles_stores_and_loads(tmp_path: Path) -> None:
-    facts = _run("compile.device_check", "--only", "pjrt", "--out", str(tmp_path))
-    assert facts["version"] == "PJRT C API cpu"
-    assert facts["stored"] > 1000
-
-
 def test_flags_and_lnc_of_a_bundle_reach_the_plugin(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the tags that a manifest has; an environment's own flags stay, and a different LNC is refused."""
     plan = graphs(family, "chain").bundle.plan

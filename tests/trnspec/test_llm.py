@@ -20,6 +20,8 @@ from tests.model.demo_bundle import PROMPTS
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
+# one bundle of the demo pair, compiled with what requests need; small ones are in tests/test_tiny.py
+pytestmark = pytest.mark.slow
 DRAWN = Params(temperature=0.8, seed=7)
 COUNT = "Count from 1 to 10:"
 FEW = {"max_new_tokens": 16}
@@ -119,6 +121,16 @@ def test_a_stop_string_is_never_shown_even_in_part(llm: LLM) -> None:
         assert stop not in shown
         assert text.startswith(shown)
         assert stream.output.finish_reason == "stop"
+
+
+def test_a_stop_string_before_min_tokens_is_no_end_and_the_next_one_is(llm: LLM) -> None:
+    prompt = "Count from 1 to 100: 1, 2, 3,"
+    first = llm.generate(prompt, max_new_tokens=48, stop=",")
+    later = llm.generate(prompt, Params(min_tokens=len(first.ids) + 2), max_new_tokens=48, stop=",")
+    assert first.finish_reason == later.finish_reason == "stop"
+    assert "," not in first.text
+    assert later.text.startswith(first.text + ",")
+    assert len(first.ids) + 2 <= len(later.ids) + 1 < 48
 
 
 def test_streams_and_batches_are_served_together(llm: LLM) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
-from trnspec.engine.batch import Batch
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_fn
-from trnspec.engine.request import Request
+from trnspec.engine.request import Request, Result
+from trnspec.engine.slots import Batch
 
 
 class AsyncEngine(Engine):
@@ -62,7 +62,8 @@ class AsyncEngine(Engine):
         """
         number = next(self._numbers)
         allowed = mask_fn(request, self.config.vocab_size)
-        self.slots.allocate(number, request, allowed, blocks, ids).cached = cached
+        before = Result(ids=list(ids))
+        self.slots.allocate(number, request, allowed, blocks=tuple(blocks), result=before, cached=cached)
         return number
 
     def add_blocks(self, number: int, blocks: Sequence[int]) -> None:

@@ -47,7 +47,7 @@ class EngineConfig:
     @property
     def k(self) -> int:
         """The most drafts of a step."""
-        return self.ks[-1] if self.ks else 0
+        return max(self.ks, default=0)
 
     def graph_k(self, drafts: int, full_sampling: bool = False) -> int:
         """The k of the smallest graph for this number of drafts; full-sampling graphs have 0 and the largest k."""
@@ -88,14 +88,6 @@ class EngineConfig:
 def engine_config(bundle: Bundle) -> EngineConfig:
     """The configuration of an engine for a bundle."""
     spec = bundle.spec
-    return EngineConfig(
-        spec.ks,
-        spec.batch,
-        spec.max_len,
-        spec.buckets,
-        spec.target_config.vocab_size,
-        spec.pool,
-        spec.prompts,
-        spec.host_drafts,
-        spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0,
-    )
+    limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
+    last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
+    return EngineConfig(*limits, spec.host_drafts, last_chunk)

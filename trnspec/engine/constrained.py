@@ -13,9 +13,8 @@ import numpy as np
 
 from model.graph_io import StepOutputs
 from model.graph_key import Stage
-from trnspec.engine.batch import Batch
 from trnspec.engine.masks import ConstrainedDraft, masks_of_rows
-from trnspec.engine.slots import Slot, SlotTable
+from trnspec.engine.slots import Batch, Slot, SlotTable
 from trnspec.runtime.runner import Runner
 
 

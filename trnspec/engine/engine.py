@@ -17,13 +17,11 @@ from model.logits_processors import FORBIDDEN
 from model.logprobs import TOP
 from trnspec.engine import ngram
 from trnspec.engine.adaptive_k import AdaptiveK, FixedK, StepResult
-from trnspec.engine.batch import Batch
-from trnspec.engine.block_allocator import BlockAllocator
 from trnspec.engine.config import Chunk, EngineConfig
 from trnspec.engine.constrained import constrain, follow, run_split_step, step_masks
 from trnspec.engine.masks import mask_fn
 from trnspec.engine.request import ERROR, Request, Result, Score
-from trnspec.engine.slots import Slot, SlotTable, prompt_inputs
+from trnspec.engine.slots import Batch, BlockAllocator, Slot, SlotTable, prompt_inputs
 from trnspec.runtime.runner import Runner
 
 
@@ -157,7 +155,7 @@ class Engine:
         if blocks is None:
             return None
         self._waiting.popleft()
-        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks)
+        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks=tuple(blocks))
 
     def _release(self, number: int) -> None:
         if (slot := self.slots.get(number)) and self.blocks:

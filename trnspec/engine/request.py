@@ -18,9 +18,9 @@ _WORD = 1 << 32
 _MIN_TEMPERATURE = 1e-2
 # 1 / T must stay a normal fp32 number
 _MAX_TEMPERATURE = 1e30
-# the reason of a request whose logits cannot be sampled
+# the reason of a request that cannot be sampled
 ERROR = "error"
-NO_DRAW = "the model's logits hold NaN or infinity, or leave no id to draw,"
+CANNOT_SAMPLE = "the logits hold NaN or infinity, or the request's limits exclude every token,"
 # (W,) int32 mask of the token after these new ones; None if the text ends with them
 MaskFn = Callable[[Sequence[int]], "np.ndarray | None"]
 _REAL, _INTEGER = (int, float), (int,)

@@ -1,10 +1,11 @@
-"""The slot table: which request has which slot of the batch, and the inputs of a step over all slots."""
+"""Slots: which request has which slot and which KV blocks, what runs, and the inputs of a step over all slots."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from model.logits_processors import MAX_BIASES, PROMPT_FLAG
 from model.sampling import NO_ID
 from trnspec.engine.config import Chunk
 from trnspec.engine.masks import ConstrainedDraft, masks_of_rows
-from trnspec.engine.request import ERROR, NO_DRAW, MaskFn, Params, Request, Result, Score
+from trnspec.engine.request import CANNOT_SAMPLE, ERROR, MaskFn, Params, Request, Result, Score
 
 
 @dataclass(eq=False)
@@ -57,7 +58,8 @@ class Slot:
         before = len(result.ids)
         for token in ids:
             if token == NO_ID:
-                result.reason, result.error = ERROR, f"{NO_DRAW} after {len(result.ids)} new tokens"
+                result.reason, count = ERROR, len(result.ids)
+                result.error = f"{CANNOT_SAMPLE} after {count} new tokens; look for an overflow or give other limits"
                 break
             result.ids.append(token)
             if token in request.stop_ids:
@@ -73,6 +75,49 @@ class Slot:
         return result.ids[before:]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A chunk of one slot's prompt, or a decode step of k drafts.
+
+    For each slot, `limits` has the most drafts that a step may accept and, with host-side drafting, `drafts` has them.
+    `constrained`: the masks of the slots that have masks, by the slot's index.
+    """
+
+    slots: tuple[Slot, ...]
+    chunk: Chunk | None = None
+    k: int = 0
+    limits: tuple[int, ...] = ()
+    drafts: tuple[list[int], ...] = ()
+    constrained: dict[int, ConstrainedDraft] = field(default_factory=dict)
+
+    @property
+    def full_sampling(self) -> bool:
+        """Whether it needs full-sampling graphs."""
+        return any(slot.request.full_sampling for slot in self.slots)
+
+    @property
+    def end(self) -> int:
+        """The end of the positions that a step may write."""
+        return max(slot.position for slot in self.slots) + self.k + 1
+
+
+class BlockAllocator:
+    """Blocks 1 to pool - 1; block 0 is the null block."""
+
+    def __init__(self, pool: int) -> None:
+        self._free = list(range(1, pool))[::-1]
+
+    def allocate(self, count: int) -> list[int] | None:
+        """This number of blocks; None if fewer are free."""
+        if count > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(count)]
+
+    def free(self, blocks: list[int]) -> None:
+        """Free a sequence's blocks."""
+        self._free += blocks[::-1]
+
+
 class SlotTable:
     """The slots of a batch."""
 
@@ -80,8 +125,7 @@ class SlotTable:
         self.batch = batch
         self._free = list(range(batch))[::-1]
         self._slots: dict[int, Slot] = {}
-        # inputs that stay the same from step to step, by what they depend on: a runner keeps them on its devices
-        self._fixed: dict[str, tuple[object, dict[str, np.ndarray]]] = {}
+        self._made: dict[str, tuple[object, dict[str, np.ndarray]]] = {}
 
     @property
     def full(self) -> bool:
@@ -105,17 +149,9 @@ class SlotTable:
         """Whether a slot's request still has it."""
         return self._slots.get(slot.number) is slot
 
-    def allocate(
-        self,
-        number: int,
-        request: Request,
-        allowed: MaskFn | None = None,
-        blocks: Sequence[int] = (),
-        ids: Sequence[int] = (),
-    ) -> Slot:
-        """Give a request the next free slot, these blocks, and the tokens that it had sampled before."""
-        slot = Slot(self._free.pop(), number, request, allowed, Result(ids=list(ids)), tuple(blocks))
-        self._slots[number] = slot
+    def allocate(self, number: int, request: Request, allowed: MaskFn | None = None, **more: Any) -> Slot:
+        """Give a request the next free slot; `more` are its blocks, and a result of what it had sampled before."""
+        slot = self._slots[number] = Slot(self._free.pop(), number, request, allowed, **more)
         return slot
 
     def free(self, number: int) -> None:
@@ -139,38 +175,33 @@ class SlotTable:
         ids_BT, positions_B = np.zeros((self.batch, rows), np.int32), np.zeros(self.batch, np.int32)
         for slot in self.decoding:
             ids_BT[slot.index, 0], positions_B[slot.index] = slot.token, slot.position
-        if drafts:
-            for slot, ids in zip(self.decoding, drafts, strict=True):
-                ids_BT[slot.index, 1 : 1 + len(ids)] = ids
+        for slot, ids in zip(self.decoding, drafts, strict=bool(drafts)):
+            ids_BT[slot.index, 1 : 1 + len(ids)] = ids
         inputs = {"input_ids": ids_BT, "positions": positions_B, "allowed": allowed}
-        return StepInputs(**self._fixed_inputs(limits, bucket) | inputs)
+        return StepInputs(**self._other_inputs(limits, bucket) | inputs)
 
     def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...], bucket: int) -> StepInputs:
         """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
         inputs = {"input_ids": outputs.next_ids, "positions": outputs.next_positions}
-        return StepInputs(**self._fixed_inputs(limits, bucket) | inputs)
+        return StepInputs(**self._other_inputs(limits, bucket) | inputs)
 
-    def _fixed_inputs(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
-        """Sampling parameters, limits and block table; the same arrays as before where nothing has changed."""
-        decoding = self.decoding
-        indices = tuple(slot.index for slot in decoding)
-        tables = tuple((slot.index, slot.blocks) for slot in decoding)
-        numbers = tuple((slot.index, slot.number) for slot in self.active)
-        inputs = self._cached("sampling", numbers, lambda: _sampling_inputs(self.active, self.batch))
-        inputs |= self._cached("k_limits", (limits, indices), lambda: {"k_limits": self._limits(limits, indices)})
-        return inputs | self._cached(f"table {bucket}", tables, lambda: {"block_table": self._table(bucket)})
-
-    def _cached(self, name: str, state: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        if name not in self._fixed or self._fixed[name][0] != state:
-            self._fixed[name] = state, make()
-            for array in self._fixed[name][1].values():
-                array.flags.writeable = False
-        return dict(self._fixed[name][1])
-
-    def _limits(self, limits: tuple[int, ...], indices: tuple[int, ...]) -> np.ndarray:
+    def _other_inputs(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
+        """Limits, sampling parameters and block table, the latter the same arrays as before while nothing changes."""
         limits_B = np.zeros(self.batch, np.int32)
-        limits_B[list(indices)] = limits
-        return limits_B
+        limits_B[[slot.index for slot in self.decoding]] = limits
+        numbers = tuple((slot.index, slot.number) for slot in self.active)
+        blocks = tuple((slot.index, slot.blocks) for slot in self.decoding)
+        inputs = self._fixed("sampling", numbers, lambda: _sampling_inputs(self.active, self.batch))
+        inputs |= self._fixed(f"table {bucket}", blocks, lambda: {"block_table": self._table(bucket)})
+        return inputs | {"k_limits": limits_B}
+
+    def _fixed(self, name: str, state: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Inputs that are made again when the state that they depend on changes; a runner keeps them on its devices."""
+        if name not in self._made or self._made[name][0] != state:
+            self._made[name] = state, make()
+            for array in self._made[name][1].values():
+                array.flags.writeable = False
+        return dict(self._made[name][1])
 
     def _table(self, bucket: int) -> np.ndarray:
         table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)

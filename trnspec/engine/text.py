@@ -54,20 +54,44 @@ def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 class Detokenizer:
-    """The text of tokens as they come; each is decoded once, with the few before it.
+    """The text of a request's tokens as they come; each token is decoded once more, with the few before it.
 
-    An unfinished character is not in `text` yet. `ends`: the length of the text after each token, one more where a
-    character is unfinished.
+    As `Request.cut` it ends the request at the first stop string that ends after `min_tokens` tokens, as in vLLM.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._ids = tokenizer, list[int]()
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+        if not all(stops):
+            raise UserError("a stop string is empty; give at least one character, or leave it out")
+        self._tokenizer, self._stops, self._min_tokens = tokenizer, stops, min_tokens
+        self._ids, self._shown = list[int](), 0
         # tokens from `_first` on are decoded together; those before `_next` are in the text
         self._first = self._next = 0
+        # without an unfinished character; its length after each token, one more where a character is unfinished
         self.text, self.ends = "", list[int]()
 
-    def append(self, token: int) -> None:
-        """Add a token."""
+    def __call__(self, ids: Sequence[int]) -> int | None:
+        """The tokens to keep of all new ones, whose text ends before the stop string; None to go on."""
+        for token in ids[len(self._ids) :]:
+            before = len(self.text)
+            self._append(token)
+            places = [self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
+            if len(self._ids) > self._min_tokens and max(places, default=-1) >= 0:
+                return self._kept(min(place for place in places if place >= 0))
+        return None
+
+    def piece(self) -> str:
+        """The text that has become certain: a token in which a stop string may begin waits for the next ones."""
+        text, begin = self.text, self._shown
+        open_stops = [len(text) - n for s in self._stops for n in range(1, len(s)) if text.endswith(s[:n])]
+        count = self._kept(min(open_stops, default=len(text)))
+        self._shown = max(begin, min(self.ends[count - 1], len(text)) if count else 0)
+        return text[begin : self._shown]
+
+    def rest(self, text: str) -> str:
+        """What is left of the text of all kept tokens."""
+        return text[self._shown :]
+
+    def _append(self, token: int) -> None:
         self._ids.append(token)
         known = self._tokenizer.decode(self._ids[self._first : self._next])
         text = self._tokenizer.decode(self._ids[self._first :])
@@ -77,57 +101,12 @@ class Detokenizer:
             self._first, self._next = self._next, len(self._ids)
         self.ends.append(len(self.text) + (not finished))
 
-    def kept(self, length: int) -> int:
+    def _kept(self, length: int) -> int:
         """The most tokens whose text has at most this length."""
         count = len(self.ends)
         while count and self.ends[count - 1] > length:
             count -= 1
         return count
-
-
-class StopStrings:
-    """Ends a request at the first stop string that ends after its `min_tokens`, as in vLLM: see `Request.cut`."""
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int) -> None:
-        if not all(stops):
-            raise UserError("a stop string is empty; give at least one character, or leave it out")
-        self._tokens, self._stops, self._min_tokens = Detokenizer(tokenizer), stops, min_tokens
-
-    def __call__(self, ids: Sequence[int]) -> int | None:
-        """The tokens to keep of all new ones, whose text ends before the stop string; None to go on."""
-        tokens = self._tokens
-        for token in ids[len(tokens.ends) :]:
-            before = len(tokens.text)
-            tokens.append(token)
-            places = [tokens.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
-            if len(tokens.ends) > self._min_tokens and max(places) >= 0:
-                return tokens.kept(min(place for place in places if place >= 0))
-        return None
-
-
-class Pieces:
-    """Text as tokens come, in pieces that join to the text of the tokens that are kept in the end.
-
-    A token in which a stop string may begin waits for the next ones.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._tokens, self._stops, self._shown = Detokenizer(tokenizer), stops, 0
-
-    def feed(self, ids: Sequence[int]) -> str:
-        """The text that is certain with these new tokens."""
-        tokens, begin = self._tokens, self._shown
-        for token in ids:
-            tokens.append(token)
-        text = tokens.text
-        open_stops = [len(text) - n for s in self._stops for n in range(1, len(s)) if text.endswith(s[:n])]
-        count = tokens.kept(min(open_stops, default=len(text)))
-        self._shown = max(begin, min(tokens.ends[count - 1], len(text)) if count else 0)
-        return text[begin : self._shown]
-
-    def end(self, text: str) -> str:
-        """The rest of the text of all kept tokens."""
-        return text[self._shown :]
 
 
 def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:

@@ -31,10 +31,6 @@ def graphs_of(engine: Engine, request: Request) -> Iterator[GraphKey]:
     buckets = [bucket for bucket in config.buckets if length < bucket <= config.bucket(last)]
     prompts = {(chunk.rows, chunk.keys) for chunk in config.chunks(length)}
     for key in engine.runner.bundle.plan.by_key:
-        if key.is_prefill:
-            needed = (key.rows, key.bucket) in prompts
-        else:
-            filters = key.asking or key.filters == request.params.filters
-            needed = key.k in ks and key.bucket in buckets and filters
-        if needed and key.asking == full_sampling:
+        step = key.k in ks and key.bucket in buckets and (key.asking or key.filters == request.params.filters)
+        if key.asking == full_sampling and ((key.rows, key.bucket) in prompts if key.is_prefill else step):
             yield key

@@ -107,8 +107,8 @@ def refused(graph: GraphSpec, done: str, error: Exception) -> UserError:
 
 
 def unshared(array: np.ndarray) -> np.ndarray:
-    """A copy that a CPU device copies too: it would use memory that begins at a multiple of 64 bytes as its own, and
-    then refuse to write there."""
+    """A copy that a CPU device copies too: memory that begins at a multiple of 64 bytes becomes its own, and cannot be
+    donated. With `may_alias=False` of jax.device_put a plugin refuses the donation as well."""
     memory = np.empty(array.nbytes + 128, np.uint8)
     begin = 64 + 16 - memory.ctypes.data % 64
     copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
