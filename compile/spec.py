@@ -27,14 +27,19 @@ class Recipe:
     """Rare fields of a build, a JSON object in the file of --recipe.
 
     `blocks`: size of the block pool, by default what the batch may need. `chunks`: rows of the prompts' graphs, powers
-    of two. `layers`: the most layers of a launch of NKI kernels, by default 16; 1 launches each half of a layer.
+    of two. `context_buckets`: positions that the graphs of steps attend, rising up to max-len. `graphs`: greedy makes
+    the three of a first hour, for requests without filters and logits processors. `layers`: the most layers of a launch
+    of NKI kernels, by default 16; 1 launches each half of a layer. `without`: NKI kernels to leave to the compiler.
     `toolchain`: auto makes NEFFs if neuronx-cc is installed, cpu makes HLO only, neuron fails without neuronx-cc,
     model.pt makes the file of NxDI's loader instead. `compiler_flags`: a line, or {prefill: line, step: line}.
     """
 
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 17)] = ()
+    context_buckets: Annotated[tuple[int, ...], Length(0, 8), Range(16, 1 << 20)] = ()
+    graphs: Literal["all", "greedy"] = "all"
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
+    without: Annotated[tuple[str, ...], Length(0, 12)] = ()
     toolchain: Literal["auto", "cpu", "neuron", "model.pt"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
 
@@ -86,7 +91,8 @@ class BuildSpec:
             max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=drafter.name,  # type: ignore[arg-type]
             draft=model_name(self.draft) if drafter.has_model else "none",
             draft_config=load_draft(drafter, self.draft, target) if drafter.has_model else None,
-            blocks=self.recipe.blocks, chunks=self.recipe.chunks,
+            blocks=self.recipe.blocks, chunks=self.recipe.chunks, context_buckets=self.recipe.context_buckets,
+            graphs=self.recipe.graphs, without=self.recipe.without,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 

@@ -52,10 +52,9 @@ class StepInputs(NamedTuple):
         """The graph of a stage that these numpy inputs need."""
         top_k, top_p, temperature = self.sampling_params.T
         filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
-        # a prompt samples once: one graph serves it, whatever it filters
-        asking, is_prefill = self.allowed is not None, stage is Stage.PREFILL
-        filters = asking or is_prefill or bool(filtering.any())
-        return GraphKey(stage, k, bucket, filters, asking, self.input_ids.shape[1] if is_prefill else 0)
+        # only a fused step has a graph without filters
+        key = GraphKey(stage, k, bucket, stage is not Stage.STEP or bool(filtering.any()))
+        return key._replace(rows=self.input_ids.shape[1]) if key.is_prefill else key
 
     def params(self, filters: bool = True) -> SamplingParams:
         """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""

@@ -61,9 +61,13 @@ class Pair(nn.Module):
         return StepOutputs(accepted_BN, next_B1, next_positions_B, state, caches, logprobs_BNC)
 
     def prefill(
-        self, k: int, inputs: StepInputs, params: SamplingParams, state: DraftState, caches: list[Cache]
-    ) -> StepOutputs:
-        """A chunk of one sequence's prompt into both models' state; the token is only meaningful after the last one."""
+        self, k: int, inputs: StepInputs, params: SamplingParams, state: DraftState, caches: list[Cache],
+        prompt_scores: bool = False,
+    ) -> StepOutputs:  # fmt: skip
+        """A chunk of one sequence's prompt into both models' state; the token is only meaningful after the last one.
+
+        The log-probabilities are the token's, with `prompt_scores` those of all rows (`model/prompt_logprobs.py`).
+        """
         target, ids_1S, length_1 = self.target_model, inputs.input_ids, inputs.positions + inputs.num_tokens
         meta = AttentionMetadata(inputs.positions[:, None] + iota(ids_1S.shape[1], length_1), inputs.block_table)
         x_1SE, caches, taps_1SF = target.hidden(ids_1S, caches, meta)
@@ -76,7 +80,7 @@ class Pair(nn.Module):
         chunk = PrefillChunk(ids_1S, meta, inputs.num_tokens, next_11, taps_1SF, inputs.slots)
         state = self.drafter.prefill(chunk, state)
         logprobs = self._logprobs(logits_11V, samples, params)
-        if logprobs is not None:
+        if logprobs is not None and prompt_scores:
             logprobs = prompt_logprobs(target, chunk, inputs.next_prompt_id, x_1SE, logprobs[0])
         return StepOutputs(F.pad(token_11, (0, k), value=-1), token_11, length_1, state, caches, logprobs)
 

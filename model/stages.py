@@ -19,7 +19,7 @@ def run_stage(
     caches: list[Cache],
     counts_B1V: Tensor | None = None,
 ) -> Outputs:
-    """The outputs of a graph. A full-sampling one has counts of each slot's ids: see `model/logits_processors.py`."""
+    """The outputs of a graph. One for full sampling has counts of each slot's ids: see `model/logits_processors.py`."""
     model = pair.draft_model if key.stage is Stage.DRAFT else pair.target_model
     assert model is not None, "a drafter without a model has no graph"
     params, shard, before_B1V = inputs.params(key.filters), model.shard, counts_B1V
@@ -30,7 +30,8 @@ def run_stage(
             before_B1V = model.ctx.all_gather_vocab(counts_B1V[:, 0]).index_select(1, shard.mapped_V)[:, None]
         params = params._replace(processors=inputs.processors(before_B1V, shard))
     if key.is_prefill:
-        out: Outputs = pair.prefill(key.k, inputs, params, state, caches)
+        of_prompt = key.stage is Stage.PREFILL_LOGPROBS
+        out: Outputs = pair.prefill(key.k, inputs, params, state, caches, of_prompt)
     elif key.stage is Stage.STEP:
         out = pair.step(key.k, inputs, params, state, caches)
     else:

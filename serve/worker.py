@@ -88,7 +88,7 @@ class BundleWorker(WorkerBase):
         keys = [
             key
             for key in self.bundle.plan.by_key
-            if self.config.has(key) and (key.is_prefill or key.k in self.engine.ks(full_sampling=key.asking))
+            if key.is_prefill or key.k in self.engine.ks(full_sampling=key.full_sampling)
         ]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:

@@ -129,8 +129,9 @@ def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
     """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
     return make_pair(
-        spec, drafting, make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers)
-    )
+        spec, drafting,
+        make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers, spec.without),
+    )  # fmt: skip
 
 
 def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:

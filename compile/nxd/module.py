@@ -22,7 +22,7 @@ from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
 from model.ops import Ops, iota
 from model.stages import run_stage
-from trnspec.bundle.plan import BundlePlan
+from trnspec.bundle.plan import COUNTS, BundlePlan
 from trnspec.bundle.spec import BundleSpec
 
 # NxDI's tags; it routes by the list of input shapes, so a pair has no step without drafts
@@ -33,8 +33,10 @@ REQUEST_COUNTS = "request_counts"
 
 def nxdi_graphs(plan: BundlePlan) -> dict[str, list[GraphSpec]]:
     """Tag -> a graph for each bucket: whole prompts, and steps of the bundle's k."""
-    spec, prompt = plan.spec, next(g for g in plan.graphs if g.key.is_prefill and not g.key.asking)
-    prompts = [replace(prompt, key=prompt.key._replace(bucket=b, rows=b)) for b in spec.buckets]
+    spec, prompt = plan.spec, next(g for g in plan.graphs if g.key.stage is Stage.PREFILL)
+    # without counts a prompt has no logits processors
+    state = tuple(t for t in prompt.state if t.name != COUNTS)
+    prompts = [replace(prompt, key=prompt.key._replace(bucket=b, rows=b), state=state) for b in spec.buckets]
     steps = [plan.by_key[GraphKey(Stage.STEP, spec.k, b)] for b in spec.buckets]
     return {PREFILL: prompts, FUSED if spec.k else DECODE: steps}
 

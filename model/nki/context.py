@@ -17,7 +17,8 @@ from model.config import ModelConfig
 from model.context import Context, M
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
 from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP, fuse
-from model.nki.launches import LNC, Argument, Launch, Launcher, Result, like, numbered, padded_table
+from model.nki.in_hlo import ATTENTION_KERNELS, IN_HLO, MLP_KERNELS
+from model.nki.launches import LAYERS, LNC, Argument, Launch, Launcher, Result, like, numbered, padded_table
 from model.ops import EAGER, Ops, iota
 from model.parallel import VocabShard
 from model.sampling import GUMBEL_DOMAIN, NO_ID, SamplingParams, ShardArgmax, is_finite
@@ -35,9 +36,14 @@ def no_launch(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     raise AssertionError(f"{launch.kernel} was launched while planning")
 
 
-def make_context(name: str, tp: int, ops: Ops = EAGER, launch: Launcher = no_launch, layers: int = 1) -> Context:
-    """The context of a backend of `NAMES`, its kernels served by `launch`, with at most so many layers in a launch."""
-    return Context(tp, ops) if name == Context.name else NkiContext(tp, ops, launch, layers)
+def make_context(
+    name: str, tp: int, ops: Ops = EAGER, launch: Launcher = no_launch, layers: int = 1, without: tuple[str, ...] = ()
+) -> Context:
+    """The context of a backend of `NAMES`, its kernels served by `launch`, with at most so many layers in a launch.
+
+    `without`: kernels that become operations of the graph.
+    """
+    return Context(tp, ops) if name == Context.name else NkiContext(tp, ops, launch, layers, without)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class NkiContext(Context):
 
     launch: Launcher = no_launch
     layers: int = 1
+    without: tuple[str, ...] = ()
     name: ClassVar[str] = "nki"
     sharded: ClassVar[bool] = True
     prompt_rows: ClassVar[int] = KEY_TILE
@@ -54,17 +61,19 @@ class NkiContext(Context):
         full = config.hidden_size % KEY_TILE == 0
         # gate and up are split between two cores
         split = config.intermediate_size // self.tp % LNC == 0
-        return Packing(
-            PACKED_ATTENTION if full and config.head_dim == 128 else {}, PACKED_MLP if full and split else {}
-        )
+        attention = full and config.head_dim == 128 and not ATTENTION_KERNELS.intersection(self.without)
+        mlp = full and split and not MLP_KERNELS.intersection(self.without)
+        return Packing(PACKED_ATTENTION if attention else {}, PACKED_MLP if mlp else {})
 
     def fuse(self, model: M) -> M:
-        return fuse(model, self, self.run, self.layers)
+        return fuse(model, self, self.run, 1 if LAYERS in self.without else self.layers)
 
     def run(
         self, kernel: str, arguments: tuple[Argument, ...], *results: Result, changed: tuple[int, ...] = ()
     ) -> tuple[Tensor, ...]:
         """Launch a kernel: its results, then the tensors among the arguments that it changed."""
+        if kernel in self.without:
+            return IN_HLO[kernel](self.ops, *arguments)
         plain, tensors = numbered(arguments)
         return self.launch(Launch(kernel, plain, results, changed), tensors)
 

@@ -17,7 +17,7 @@ from trnspec.bundle.spec import BundleSpec
 
 # the prefix of a drafter's state other than caches
 SLOTS = "draft_model.slots."
-# how often each id occurs in each slot's request, in asking graphs
+# how often each id occurs in each slot's request, in full-sampling graphs
 COUNTS = "counts"
 Tensors = tuple[TensorSpec, ...]
 
@@ -57,54 +57,53 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     target_caches, *draft_caches = (_caches(part, spec) for part in spec.parts)
     draft_weights: Tensors = sum(_draft, ())
     both, state = draft_weights + target_weights, sum(draft_caches, ()) + _drafter_state(spec) + target_caches
+    without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, target_caches)
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
-        prompt = prompt_graph(spec, rows, keys, both, state)
-        graphs += [prompt, _asking(prompt, spec)]
+        graphs.append(_prompt(GraphKey(Stage.PREFILL, spec.k, keys, rows=rows), spec, both, state))
+    if spec.graphs == "all":
+        rows, keys = spec.logprobs_prompt
+        graphs.append(_prompt(GraphKey(Stage.PREFILL_LOGPROBS, spec.k, keys, rows=rows), spec, both, state))
     for bucket in spec.buckets:
-        for k in reversed(spec.ks):
-            graphs += _steps(GraphKey(Stage.STEP, k, bucket), spec, both, state)
-        without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, target_caches)
-        graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *without_drafts)
+        for k in (*reversed(spec.ks), 0):
+            fused = _fused_step(GraphKey(Stage.STEP, k, bucket), spec, *((both, state) if k else without_drafts))
+            graphs += [fused] * (spec.graphs == "all") + [replace(fused, key=fused.key._replace(filters=False))]
+        if spec.graphs == "all":
+            graphs += _split_step(_fused_step(GraphKey(Stage.STEP, spec.k, bucket), spec, both, state), spec)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
 
 
-def prompt_graph(spec: BundleSpec, rows: int, keys: int, weights: Tensors, state: Tensors) -> GraphSpec:
-    """The graph of at most `rows` ids of a prompt, which attend `keys` positions."""
-    inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
-    outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows)
-    key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
-    return GraphSpec(key, weights, inputs, state, outputs)
+def _prompt(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> GraphSpec:
+    """The graph of at most `key.rows` ids of a prompt, with its log-probabilities or that of the id after it."""
+    inputs = tensor_specs(INPUTS, B=1, T=key.rows, L=key.bucket // KEY_TILE, F=1)
+    graph = GraphSpec(key, weights, inputs, state, tensor_specs(OUTPUTS, B=1, N=spec.rows))
+    return _full_sampling(graph, spec, key.rows if key.stage is Stage.PREFILL_LOGPROBS else 1)
 
 
-def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> Iterator[GraphSpec]:
-    """A step with top-k, top-p and min-p and one without; of the largest k and of 0 also an asking one.
-
-    The asking step of drafts is split: one graph drafts, unless the host does, and one verifies.
-    """
+def _fused_step(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> GraphSpec:
+    """A step with top-k, top-p and min-p."""
     # a host that drafts sends the drafts with the input ids
     rows = 1 if spec.has_draft else key.k + 1
     inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=rows, L=key.bucket // KEY_TILE)
-    outputs = tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1)
-    for filters in (True, False):
-        graph = GraphSpec(key._replace(filters=filters), weights, inputs, state, outputs)
-        yield graph
-        if filters and key.k in (0, spec.k):
-            yield from (_asking(g, spec) for g in (_split_step(graph, spec) if key.k else (graph,)))
+    return GraphSpec(key, weights, inputs, state, tensor_specs(OUTPUTS, B=spec.batch, N=key.k + 1))
 
 
 def _split_step(fused: GraphSpec, spec: BundleSpec) -> Iterator[GraphSpec]:
-    """A fused step as two graphs, one that drafts and one that verifies, each with only the tensors that it reads."""
+    """A step with logits processors: a graph that drafts, unless the host does or k is 0, and one that verifies.
+
+    Each has only the tensors that it reads.
+    """
     drafter, key = spec.drafter_type, fused.key
     if not spec.has_draft:
-        yield replace(fused, key=key._replace(stage=Stage.VERIFY))
+        yield _full_sampling(replace(fused, key=key._replace(stage=Stage.VERIFY)), spec, fused.rows)
         return
     outputs = tensor_specs(DRAFT_OUTPUTS, B=spec.batch, N=fused.rows)
     draft = replace(fused, key=key._replace(stage=Stage.DRAFT), outputs=outputs)
-    yield _with_tensors_of(draft, "draft_model.")
+    yield _full_sampling(_with_tensors_of(draft, "draft_model."), spec)
     inputs = tensor_specs(INPUTS, B=spec.batch, D=spec.batch, T=fused.rows, L=key.bucket // KEY_TILE)
     verify = replace(fused, key=key._replace(stage=Stage.VERIFY), inputs=inputs)
-    yield _with_tensors_of(verify, "target_model.", "draft_model." if drafter.verify_passes else SLOTS)
+    with_state = "draft_model." if drafter.verify_passes else SLOTS
+    yield _full_sampling(_with_tensors_of(verify, "target_model.", with_state), spec, fused.rows)
 
 
 def _with_tensors_of(graph: GraphSpec, *prefixes: str) -> GraphSpec:
@@ -113,17 +112,16 @@ def _with_tensors_of(graph: GraphSpec, *prefixes: str) -> GraphSpec:
     return replace(graph, weights=weights, state=state)
 
 
-def _asking(graph: GraphSpec, spec: BundleSpec) -> GraphSpec:
-    """The same graph for requests beyond sampling parameters, with the counts of ids and with scores."""
-    key, batch, vocabulary = graph.key._replace(asking=True), graph.inputs[0].shape[0], spec.target_config.vocab_size
-    rows = 1 if key.is_prefill else graph.rows
+def _full_sampling(graph: GraphSpec, spec: BundleSpec, scores: int = 0) -> GraphSpec:
+    """The graph with logits processors, with the counts of ids and with the log-probabilities of so many rows."""
+    batch, vocabulary = graph.inputs[0].shape[0], spec.target_config.vocab_size
+    rows = 1 if graph.key.is_prefill else graph.rows
     sizes = {"B": batch, "N": rows, "W": mask_words(vocabulary), "A": NUM_PENALTY_FIELDS, "M": MAX_BIASES}
-    sizes |= {"V": vocabulary} if key.is_prefill else {}
+    sizes |= {"V": vocabulary} if graph.key.is_prefill else {}
     inputs = graph.inputs + tensor_specs({name: INPUTS[name] for name in FULL_SAMPLING}, **sizes)
-    # drafts have no scores
-    named = {"scores": OUTPUTS["scores"]} if key.stage is not Stage.DRAFT else {}
-    outputs = graph.outputs + tensor_specs(named, B=batch, N=key.rows or rows, C=COLUMNS)
-    return GraphSpec(key, graph.weights, inputs, (*graph.state, _counts(spec)), outputs)
+    named = {"scores": OUTPUTS["scores"]} if scores else {}
+    outputs = graph.outputs + tensor_specs(named, B=batch, N=scores, C=COLUMNS)
+    return replace(graph, inputs=inputs, state=(*graph.state, _counts(spec)), outputs=outputs)
 
 
 def _counts(spec: BundleSpec) -> TensorSpec:

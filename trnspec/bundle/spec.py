@@ -14,9 +14,10 @@ from model.drafter import Drafter
 from model.drafters.registry import DRAFTERS
 from model.errors import UserError
 from model.nki.context import make_context
+from model.nki.table import KERNELS
 from model.parallel import HeadMap, check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
-from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
+from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER
 from trnspec.bundle.part import Part
 
 # a trn2.48xlarge has 16 devices of 8 cores, and two cores are a logical one
@@ -30,8 +31,11 @@ MAX_LAYERS = 128
 LAYERS = 16
 # rows of the prompts' graphs, up to max_len
 CHUNKS = (128, 512, 2048)
-# a prompt's graph may read this many times the keys that are there
-_KEYS_STEP = 4
+# a bucket has this many times the positions of the next smaller one: a launch at 4096 slots takes 7 to 11 % longer than
+# at 1024 (docs/kernels.md)
+_BUCKET_STEP = 4
+# a prompt's chunk of R rows has a graph for the first bucket of this many times R, and one for the largest
+_KEYS_PER_ROW = 16
 Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 
 
@@ -40,8 +44,10 @@ class BundleSpec:
     """One bundle. `ks` are the k of its fused steps, rising; without any there is no draft.
 
     `target` and `draft` are names for people. `blocks`: size of the block pool, block 0 included, by default what the
-    batch may need. `chunks`: rows of the prompts' graphs, by default `CHUNKS`. `layers`: the most layers of a kernel
-    launch; with 1 each half of a layer is one.
+    batch may need. `chunks`: rows of the prompts' graphs, by default `CHUNKS`. `context_buckets`: the positions that
+    steps attend, by default max_len and fractions of it. `graphs`: greedy has one graph of prompts and steps without
+    filters or logits processors. `layers`: the most layers of a kernel launch; with 1 each half of a layer is one.
+    `without`: NKI kernels that become operations of the graph.
     """
 
     target: Name
@@ -57,7 +63,10 @@ class BundleSpec:
     draft_config: Any = None
     blocks: Annotated[int, Range(0, 1 << 24)] = 0
     chunks: Annotated[tuple[int, ...], Length(0, 8), Range(KEY_TILE, 1 << 17)] = ()
+    context_buckets: Annotated[tuple[int, ...], Length(0, 8), Range(KEY_TILE, 1 << 20)] = ()
+    graphs: Literal["all", "greedy"] = "all"
     layers: Annotated[int, Range(1, MAX_LAYERS)] = 1
+    without: Annotated[tuple[Name, ...], Length(0, 12)] = ()
 
     @property
     def k(self) -> int:
@@ -91,9 +100,13 @@ class BundleSpec:
 
     @property
     def buckets(self) -> tuple[int, ...]:
-        """Powers of two from the key tile up to max_len, and max_len itself."""
-        sizes = [KEY_TILE << n for n in range((self.max_len // KEY_TILE).bit_length())]
-        return (*(size for size in sizes if size < self.max_len), self.max_len)
+        """The positions that the graphs of steps attend, rising up to max_len; multiples of the kernels' chunk."""
+        if self.graphs == "greedy" or self.context_buckets:
+            return self.context_buckets or (self.max_len,)
+        sizes = [self.max_len]
+        while sizes[0] >= _BUCKET_STEP * CHUNK:
+            sizes.insert(0, -(-sizes[0] // (_BUCKET_STEP * CHUNK)) * CHUNK)
+        return tuple(sizes)
 
     @property
     def pool(self) -> int:
@@ -102,24 +115,23 @@ class BundleSpec:
 
     @property
     def prompts(self) -> tuple[tuple[int, int], ...]:
-        """Rows and keys of each graph of prompts.
-
-        A chunk has a graph for a prompt's beginning, which attends its own rows, one for max_len keys, and between
-        them one for each 4 times as many keys, up to half of max_len.
-        """
+        """Rows and keys of each graph of prompts; a chunk has one for a prompt's beginning and one for all of it."""
         chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len)
-        return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
+        if self.graphs == "greedy":
+            return ((max((rows for rows in chunks if rows <= 512), default=chunks[0]), self.max_len),)
+        first = [next((b for b in self.buckets if b >= _KEYS_PER_ROW * rows), self.max_len) for rows in chunks]
+        ends = (sorted({keys, self.max_len}) for keys in first)
+        return tuple((rows, keys) for rows, both in zip(chunks, ends, strict=True) for keys in both)
 
-    def _keys_of(self, rows: int) -> list[int]:
-        keys = [rows]
-        while keys[-1] * _KEYS_STEP * 2 <= self.max_len:
-            keys.append(keys[-1] * _KEYS_STEP)
-        return sorted({*keys, self.max_len})
+    @property
+    def logprobs_prompt(self) -> tuple[int, int]:
+        """Rows and keys of the graph of prompts whose log-probabilities are returned."""
+        return max((rows for rows, _ in self.prompts if rows <= 512), default=self.prompts[0][0]), self.max_len
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The target, and the draft if there is one."""
-        ctx = make_context(self.kernels, self.tp)
+        ctx = make_context(self.kernels, self.tp, without=self.without)
         models = [("target", self.target, self.target_config), ("draft", self.draft, self.draft_config)]
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
@@ -159,10 +171,16 @@ def _check_numbers(spec: BundleSpec) -> None:
     least = 1 + spec.max_len // KEY_TILE
     around = [tiles * KEY_TILE for tiles in (least - 1, least) if tiles > 0]
     fitting = all(c & (c - 1) == 0 and KEY_TILE <= c <= spec.max_len for c in spec.chunks)
+    unknown = set(spec.without) - KERNELS.keys()
+    tile = CHUNK if spec.kernels == "nki" else KEY_TILE
+    buckets = spec.context_buckets or (spec.max_len,)
+    bucketed = list(buckets) == sorted({*buckets, spec.max_len}) and not any(b % tile for b in buckets[:-1])
     for wrong, sentence in (
         (list(spec.ks) != sorted(set(spec.ks)), f"k is {ks}; a set of k is different numbers, the largest last"),
         (spec.layers > 1 and spec.kernels == "reference",
          f"layers is {spec.layers} and kernels reference has no launches; leave it out, or use nki"),
+        (bool(unknown) or (spec.without and spec.kernels == "reference"),
+         f"without is {', '.join(spec.without)}; name kernels of a build with --kernels nki: {', '.join(KERNELS)}"),
         (spec.max_len % KEY_TILE,
          f"max-len {spec.max_len} is no multiple of {KEY_TILE}; use {' or '.join(map(str, around))}"),
         (spec.rows >= spec.max_len, f"k {spec.k} leaves no room in max-len {spec.max_len}; raise max-len"),
@@ -171,6 +189,9 @@ def _check_numbers(spec: BundleSpec) -> None:
          f"block 0 is empty, give at least {least}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
+        (not bucketed,
+         f"context-buckets are {', '.join(map(str, buckets))}; give rising multiples of {tile} that end with max-len "
+         f"{spec.max_len}"),
     ):  # fmt: skip
         if wrong:
             raise UserError(sentence)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.cache import KEY_TILE
-from model.graph_key import GraphKey
 from trnspec.bundle.opening import Bundle
 
 
@@ -31,7 +30,8 @@ class EngineConfig:
 
     `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included. `prompts`: (rows, keys) of
     the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step. `min_last_chunk`: tokens before a
-    prompt's end that its last chunk must hold, for a drafter that reads them there.
+    prompt's end that its last chunk must hold, for a drafter that reads them there. `greedy`: there are no graphs with
+    filters or logits processors. `logprobs_prompt`: (rows, keys) of the graph of prompts with log-probabilities.
     """
 
     ks: tuple[int, ...]
@@ -43,6 +43,8 @@ class EngineConfig:
     prompts: tuple[tuple[int, int], ...]
     host_drafts: bool = False
     min_last_chunk: int = 0
+    greedy: bool = False
+    logprobs_prompt: tuple[int, int] = (0, 0)
 
     @property
     def k(self) -> int:
@@ -50,8 +52,8 @@ class EngineConfig:
         return max(self.ks, default=0)
 
     def graph_k(self, drafts: int, full_sampling: bool = False) -> int:
-        """The k of the smallest graph for this number of drafts; full-sampling graphs have 0 and the largest k."""
-        return next(k for k in ((0, self.k) if full_sampling else (0, *self.ks)) if k >= drafts)
+        """The k of the smallest graph for this number of drafts; full-sampling graphs have the largest k."""
+        return self.k if full_sampling else next(k for k in (0, *self.ks) if k >= drafts)
 
     def bucket(self, length: int) -> int:
         """The smallest bucket for this number of positions, or the largest one."""
@@ -61,28 +63,25 @@ class EngineConfig:
         """The KV blocks of this number of positions, at most those of a sequence."""
         return -(-min(length, self.max_len) // KEY_TILE)
 
-    def chunk(self, first: int, length: int) -> Chunk:
+    def chunk(self, first: int, length: int, logprobs: bool = False) -> Chunk:
         """The next chunk of a prompt of `length` tokens whose first ones are cached.
 
         Its graph is the smallest that holds the rest, if that fills half of it, else the largest that is filled.
         """
         first = min(first, max(0, length - self.min_last_chunk))
-        left, sizes = length - first, sorted({rows for rows, _ in self.prompts})
+        prompts = (self.logprobs_prompt,) if logprobs else self.prompts
+        left, sizes = length - first, sorted({rows for rows, _ in prompts})
         whole = next((rows for rows in sizes if left <= rows <= max(2 * left, sizes[0])), 0)
         rows = whole or max(rows for rows in sizes if rows <= left)
         size = min(left, rows)
-        return Chunk(first, size, rows, min(keys for r, keys in self.prompts if r == rows and keys >= first + size))
+        return Chunk(first, size, rows, min(keys for r, keys in prompts if r == rows and keys >= first + size))
 
-    def chunks(self, length: int) -> Iterator[Chunk]:
+    def chunks(self, length: int, logprobs: bool = False) -> Iterator[Chunk]:
         """The chunks of a prompt of this length."""
         first = 0
         while first < length:
-            yield (chunk := self.chunk(first, length))
+            yield (chunk := self.chunk(first, length, logprobs))
             first = chunk.end
-
-    def has(self, key: GraphKey) -> bool:
-        """Whether a request may run this graph, by the keys that it attends."""
-        return (key.rows, key.bucket) in self.prompts if key.is_prefill else key.bucket in self.buckets
 
 
 def engine_config(bundle: Bundle) -> EngineConfig:
@@ -90,4 +89,4 @@ def engine_config(bundle: Bundle) -> EngineConfig:
     spec = bundle.spec
     limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
     last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
-    return EngineConfig(*limits, spec.host_drafts, last_chunk)
+    return EngineConfig(*limits, spec.host_drafts, last_chunk, spec.graphs == "greedy", spec.logprobs_prompt)

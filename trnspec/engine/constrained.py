@@ -46,6 +46,9 @@ def run_split_step(
 ) -> tuple[Batch, StepOutputs]:
     """Draft, follow, verify; the batch with the limits that are left. Without masks the host reads no draft."""
     k, allowed = batch.k, step_masks(batch, table.batch, words)
+    if not any(batch.limits):
+        inputs = table.step_inputs(batch.limits, bucket, allowed, rows=k + 1)
+        return batch, runner.run(inputs.graph(Stage.VERIFY, k, bucket), inputs)
     inputs = table.step_inputs(batch.limits, bucket, allowed)
     candidates = runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs)
     if batch.constrained:

@@ -166,7 +166,7 @@ class Engine:
 
     def _next_chunk(self, slot: Slot, length: int) -> Batch:
         """The next chunk of a slot's first `length` tokens."""
-        chunk = self.config.chunk(slot.cached, length)
+        chunk = self.config.chunk(slot.cached, length, slot.request.prompt_logprobs is not None)
         slot.cached = chunk.end
         return Batch((slot,), chunk)
 
@@ -194,15 +194,17 @@ class Engine:
         """Launch a batch; returns it as it was run, and the outputs."""
         self._last_read = self._last_read or time.perf_counter()
         if chunk := batch.chunk:
-            inputs = prompt_inputs(batch.slots[0], chunk, self.config.vocab_size)
-            return batch, self.runner.run(inputs.graph(Stage.PREFILL, self.config.k, chunk.keys), inputs)
+            slot = batch.slots[0]
+            stage = Stage.PREFILL if slot.request.prompt_logprobs is None else Stage.PREFILL_LOGPROBS
+            inputs = prompt_inputs(slot, chunk, self.config.vocab_size)
+            return batch, self.runner.run(inputs.graph(stage, self.config.k, chunk.keys), inputs)
         k, bucket = batch.k, self.config.bucket(batch.end)
         if batch.full_sampling and k and not self.config.host_drafts:
             return run_split_step(self.runner, self.slots, batch, bucket, self.words)
         rows = 1 + k if self.config.host_drafts else 1
         masks = step_masks(batch, self.config.batch, self.words)
         inputs = self.slots.step_inputs(batch.limits, bucket, masks, batch.drafts, rows)
-        stage = Stage.VERIFY if batch.full_sampling and k else Stage.STEP
+        stage = Stage.VERIFY if batch.full_sampling else Stage.STEP
         return batch, self.runner.run(inputs.graph(stage, k, bucket), inputs)
 
     def _postprocess(self, batch: Batch, outputs: StepOutputs) -> list[Event]:
@@ -227,14 +229,17 @@ class Engine:
     def _prefilled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:
         """The first event of a request, after the last chunk of its prompt."""
         request, result, last = slot.request, slot.result, chunk.end == slot.known
-        # after a preemption the last rows are sampled tokens, whose scores have been returned
-        if slot.known == len(request.ids):
-            rows = slice(len(result.prompt_scores) - chunk.first, chunk.size - last)
-            result.prompt_scores += _scores(request.prompt_logprobs, outputs, 0, rows)
+        row = 0
+        if request.prompt_logprobs is not None:
+            row = chunk.size - 1
+            # after a preemption the last rows are sampled tokens, whose scores have been returned
+            if slot.known == len(request.ids):
+                rows = slice(len(result.prompt_scores) - chunk.first, chunk.size - last)
+                result.prompt_scores += _scores(request.prompt_logprobs, outputs, 0, rows)
         if not last:
             return []
         slot.position = slot.known
-        scores = _scores(request.logprobs, outputs, 0, slice(chunk.size - 1, chunk.size))
+        scores = _scores(request.logprobs, outputs, 0, slice(row, row + 1))
         token = int(np.asarray(outputs.accepted_tokens)[0, 0])
         return [self._emit(slot, Event(slot.number, [token], None, 0, 0, 0, scores, result.prompt_scores))]
 

@@ -132,6 +132,11 @@ def check(config: EngineConfig, request: Request) -> None:
     params.check()
     if not request.ids:
         raise UserError("the prompt is empty; give at least one token")
+    if config.greedy and (params.filters or request.full_sampling):
+        raise UserError(
+            "this bundle has greedy graphs: no top-k, top-p, min-p, penalties, masks or log-probabilities; leave them "
+            "out, or build it with all graphs"
+        )
     words = [tuple(word) for word in params.bad_words]
     _check_ids(config, "the prompt", request.ids)
     _check_ids(config, "logit-bias", params.logit_bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
     inputs.next_prompt_id[0] = -1 if last else ids[chunk.end]
     _set_sampling(inputs, 0, slot.request)
     if not slot.request.full_sampling:
-        return inputs
+        return inputs._replace(**_neutral_inputs(vocab_size))
     words = mask_words(vocab_size)
     # the token after a chunk that is not the last one is dropped
     masked = {0: ConstrainedDraft(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
@@ -231,6 +232,17 @@ def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
         prompt_token_counts=counts_V[None],
         **_full_sampling_inputs([slot.request]),
     )
+
+
+@functools.cache
+def _neutral_inputs(vocab_size: int) -> dict[str, np.ndarray]:
+    """The inputs of logits processors that change no logit; a runner keeps them on its devices."""
+    masks = np.full((1, 1, mask_words(vocab_size)), -1, np.int32)
+    inputs = {"allowed": masks, "prompt_token_counts": np.zeros((1, vocab_size), np.int32)}
+    inputs |= _full_sampling_inputs([None])
+    for array in inputs.values():
+        array.flags.writeable = False
+    return inputs
 
 
 def _table_row(slot: Slot, count: int) -> tuple[int, ...]:

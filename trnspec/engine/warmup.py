@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.progress import progress
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request
@@ -29,8 +29,11 @@ def graphs_of(engine: Engine, request: Request) -> Iterator[GraphKey]:
     ks = engine.ks(request.k_limit, full_sampling, length + request.max_new_tokens >= config.max_len)
     last = min(length + request.max_new_tokens + config.k, config.max_len)
     buckets = [bucket for bucket in config.buckets if length < bucket <= config.bucket(last)]
-    prompts = {(chunk.rows, chunk.keys) for chunk in config.chunks(length)}
+    prefill = Stage.PREFILL if request.prompt_logprobs is None else Stage.PREFILL_LOGPROBS
+    prompts = {(c.rows, c.keys) for c in config.chunks(length, prefill is Stage.PREFILL_LOGPROBS)}
     for key in engine.runner.bundle.plan.by_key:
-        step = key.k in ks and key.bucket in buckets and (key.asking or key.filters == request.params.filters)
-        if key.asking == full_sampling and ((key.rows, key.bucket) in prompts if key.is_prefill else step):
+        step = key.k in ks and key.bucket in buckets and (full_sampling or key.filters == request.params.filters)
+        if key.is_prefill:
+            step = key.stage is prefill and (key.rows, key.bucket) in prompts
+        if step and (key.is_prefill or key.full_sampling == full_sampling):
             yield key
