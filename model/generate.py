@@ -39,15 +39,13 @@ def read_prompt(text: str | None, file: str | None) -> str:
     if (text is None) == (file is None):
         raise UserError("give exactly one of --prompt and --prompt-file")
     try:
-        if file is not None:
-            text = guarded(lambda: Path(file).read_text(encoding="utf-8"), file)
-        assert text is not None
-        text.encode("utf-8")
+        prompt = str(text) if file is None else guarded(lambda: Path(file).read_text(encoding="utf-8"), file)
+        prompt.encode("utf-8")
     except UnicodeError as error:
         raise UserError(f"{file or 'the prompt'} is not UTF-8 ({error.reason}); convert it to UTF-8") from error  # type: ignore[attr-defined]
-    if not text:
+    if not prompt:
         raise UserError("the prompt is empty; give at least one character")
-    return text
+    return prompt
 
 
 def main(arguments: list[str]) -> None:

@@ -1,20 +1,8 @@
-"""Launches served by nkisim: the only file of the model that runs the simulator."""
+"""Launches served by nkisim, on numpy arrays or torch tensors: the only file of the model that runs the simulator."""
 
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
+from functools import partial
 
 import nkisim
-from model.nki.launches import Launch
 from model.nki.table import run, run_on_tensors
 
-
-def simulate(launch: Launch, operands: Sequence[Any]) -> list[Any]:
-    """Serve a launch on numpy arrays, which stay as they are."""
-    return run(launch, operands, nkisim.simulate)
-
-
-def serve(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Serve a launch of torch tensors at once."""
-    return run_on_tensors(launch, tensors, nkisim.simulate)
+simulate, serve = partial(run, runner=nkisim.simulate), partial(run_on_tensors, runner=nkisim.simulate)
