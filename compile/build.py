@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from compile.bundle.cutting import Cutter
-from compile.bundle.staging import free_space, staged
+from compile.bundle.staging import staged
 from compile.graph.trace import lower_graphs
 from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
@@ -27,7 +27,6 @@ from trnspec.bundle.plan import BundlePlan, make_plan
 
 # of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
 HBM_BYTES = 24 << 30
-_COLLECT = (50_000, 20, 100)
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
@@ -69,20 +68,18 @@ def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildRes
         shards = {shard_file(rank): recipe for rank, recipe in enumerate(cutter.recipes() if cutter else ())}
         sources = {f"tokenizer/{name}": checkpoints["target"] / name for name in _TOKENIZER} if checkpoints else {}
         files = _graph_recipes(plan) | shards | {n: sha256_of(path) for n, path in sources.items() if path.is_file()}
-        task.total = len(files)
+        task.advance(0, total=len(files))
         records = {name: entry for name, recipe in files.items() if (entry := staging.reuse(name, recipe))}
         task.advance(len(records))
         missing = files.keys() - records
-        free_space(
-            staging.folder.absolute(), plan.weight_bytes * len(shards.keys() & missing) + bool(missing) * (64 << 20)
-        )
+        staging.check_space(plan.weight_bytes * len(shards.keys() & missing) + bool(missing) * (64 << 20))
 
         def add(name: str, digest: str = "") -> None:
             records[name] = staging.add(name, files[name], digest)
             task.advance()
 
         for graph, proto in lower_graphs(plan.spec, [g for g in plan.graphs if g.file in missing]):
-            task.at(f"made {graph.file}")
+            task.advance(0, description=f"made {graph.file}")
             staging.temporary(graph.file).write_bytes(proto)
             add(graph.file, sha256(proto).hexdigest())
         for name, path in sources.items():
@@ -90,13 +87,14 @@ def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildRes
                 shutil.copyfile(path, staging.temporary(name))
                 add(name)
         if cutter and (ranks := [rank for rank, name in enumerate(shards) if name in missing]):
-            task.at("cutting weights")
+            task.advance(0, description="cutting weights")
             for rank, digest in cutter.write({r: staging.temporary(shard_file(r)) for r in ranks}).items():
                 add(shard_file(rank), digest)
-        task.at("compiling for Trainium")
+        task.advance(0, description="compiling for Trainium")
         added, compiler = add_compiled(plan, staging, records, spec.recipe, spec.jobs)
-        content = manifest_json(plan, records | added, compiler, bundle_versions(), commit(digits=40))
-        staging.finish(content)
+        # the packages that a bundle's content may depend on
+        packages = versions((*TRACED_WITH, "safetensors", "trnspec")) | {"python": platform.python_version()}
+        staging.finish(manifest_json(plan, records | added, compiler, packages, commit(digits=40)))
     return BuildResult(Path(spec.out), staging.made, len(records | added) - staging.made, time.perf_counter() - begin)
 
 
@@ -123,15 +121,10 @@ def checked_plan(spec: BuildSpec) -> BundlePlan:
     return plan
 
 
-def bundle_versions() -> dict[str, str]:
-    """The packages that a bundle's content may depend on."""
-    return versions((*TRACED_WITH, "safetensors", "trnspec")) | {"python": platform.python_version()}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and build with progress on stderr; the last line of stdout is the bundle's path."""
     # a trace makes millions of small objects that live as long as it: rounds over all of them find nothing
-    gc.set_threshold(*_COLLECT)
+    gc.set_threshold(50_000, 20, 100)
     spec = parse(arguments)
     plan = checked_plan(spec)
     if not spec.json:

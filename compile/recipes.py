@@ -17,7 +17,6 @@ CUT_BY = (
     "model/dtypes.py", "model/parallel.py", "model/drafters", "model/nki/fused_layer.py",
     "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
-CUT_WITH = ("torch",)
 
 
 def trace_code() -> list[Any]:
@@ -27,7 +26,7 @@ def trace_code() -> list[Any]:
 
 def cut_code() -> list[Any]:
     """The part of a shard's recipe that all shards of a build have."""
-    return [versions(CUT_WITH), sources(CUT_BY)]
+    return [versions(["torch"]), sources(CUT_BY)]
 
 
 def sources(entries: Iterable[str]) -> dict[str, str]:

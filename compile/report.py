@@ -21,15 +21,14 @@ def plan_as_text(plan: BundlePlan) -> str:
     spec = plan.spec
     fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
     step = f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
-    lines = [f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters" for p in spec.parts]
-    lines += [
+    return "\n".join([
+        *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters" for p in spec.parts),
         f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
         f"tp {spec.tp}, {spec.dtype}",
         *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
         f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 def untrained_k_warnings(spec: BundleSpec) -> list[str]:

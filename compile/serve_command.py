@@ -3,8 +3,6 @@
 Platform nrt runs its NEFFs by nrtpy, with their NKI kernels; neuron compiles its graphs by the SDK's plugin for PJRT.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

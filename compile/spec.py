@@ -44,9 +44,6 @@ class Recipe:
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
 
 
-_PLAIN = Recipe()
-
-
 def _flag(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
@@ -65,9 +62,8 @@ class BuildSpec:
     drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
     kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
-    recipe: Recipe = field(
-        default=_PLAIN,
-        metadata={"help": f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"},
+    recipe: Recipe = _flag(
+        Recipe(), f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"
     )
     jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per 40 GB of memory")
     dry_run: bool = _flag(False, "print the plan and build nothing")

@@ -11,9 +11,10 @@ import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from compile.bundle.remote import Remote, open_remote
-from compile.bundle.staging import free_space, staged, write_whole
+from compile.bundle.staging import staged, write_whole
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.strict import shown
@@ -22,6 +23,8 @@ from trnspec.bundle.opening import SIGNATURE_BYTES, Bundle, damage, read_bundle
 from trnspec.bundle.signature import SIGNATURE, check_signature, key_of, sign
 
 _WORKERS = 4
+# files by their digests
+OBJECTS = "objects/"
 
 
 def push(bundle: Path, address: str, public_key: str = "") -> str:
@@ -41,8 +44,8 @@ def push(bundle: Path, address: str, public_key: str = "") -> str:
         )
 
     def send(file: str, entry: File) -> None:
-        if remote.size(_object(entry)) != entry.bytes:
-            remote.put(bundle / file, _object(entry))
+        if remote.size(key := OBJECTS + entry.sha256) != entry.bytes:
+            remote.put(bundle / file, key)
 
     # files of equal content are one object
     unique = {entry.sha256: (file, entry) for file, entry in local.files.items()}
@@ -71,7 +74,7 @@ def pull(address: str, out: Path, public_key: str = "") -> Path:
         raise UserError(f"{out} holds a different bundle; pull into a different folder")
     with staged(out) as staging:
         missing = {name: entry for name, entry in manifest.files.items() if not staging.take(name, entry)}
-        free_space(out.absolute(), sum(entry.bytes for entry in missing.values()))
+        staging.check_space(sum(entry.bytes for entry in missing.values()))
 
         def fetch(name: str, entry: File) -> None:
             with staging.temporary(name).open("xb") as file:
@@ -102,10 +105,10 @@ def verify(address: str, public_key: str = "") -> list[str]:
     return sorted(found)
 
 
-def sign_bundle(bundle: Path, key_file: Path) -> Path:
+def sign_bundle(bundle: Path, key: Path) -> Path:
     """Sign a bundle by minisign's secret key; returns the signature's file. UserError for a damaged one."""
     local = _undamaged(bundle, "", "signed")
-    write_whole(bundle / SIGNATURE, sign(local.content, bundle.resolve().name, key_file))
+    write_whole(bundle / SIGNATURE, sign(local.content, bundle.resolve().name, key))
     return bundle / SIGNATURE
 
 
@@ -129,13 +132,10 @@ def split(address: str) -> tuple[str, str]:
     return parent, name
 
 
-def _object(entry: File) -> str:
-    return f"objects/{entry.sha256}"
-
-
 def _receive(remote: Remote, entry: File, write: Callable[[bytes], object]) -> str:
     """Pass the bytes of an object to `write`. Returns how it differs from its entry, as the end of a sentence."""
-    size, digest = remote.size(_object(entry)), hashlib.sha256()
+    key, digest = OBJECTS + entry.sha256, hashlib.sha256()
+    size = remote.size(key)
     if size != entry.bytes:
         return f"{'is gone' if size is None else f'has {size} bytes, not {entry.bytes}'}; push the bundle again"
 
@@ -143,12 +143,12 @@ def _receive(remote: Remote, entry: File, write: Callable[[bytes], object]) -> s
         digest.update(piece)
         write(piece)
 
-    remote.get(_object(entry), size, both)
+    remote.get(key, size, both)
     if digest.hexdigest() == entry.sha256:
         return ""
     return (
         "did not arrive as it was built (its sha256 differs); try again, and if it stays so, delete "
-        f"{remote.address}/{_object(entry)} and push the bundle again"
+        f"{remote.address}/{key} and push the bundle again"
     )
 
 
@@ -207,6 +207,11 @@ def _each(files: dict[str, File], work: Callable[[str, File], None], what: str) 
             raise
 
 
+_COMMANDS: dict[str, Callable[..., Any]] = {
+    "push": push, "pull": pull, "ls": bundles, "verify": verify, "sign": sign_bundle,
+}  # fmt: skip
+
+
 def main(arguments: list[str]) -> None:
     """Push, pull, list, verify or sign; the last line of stdout is the address or the folder."""
     parser = argparse.ArgumentParser(prog="python -m compile.store", description=__doc__)
@@ -215,32 +220,23 @@ def main(arguments: list[str]) -> None:
     for name, places in words.items():
         command = commands.add_parser(name)
         for place in places.split():
-            command.add_argument(place, help="s3://bucket/folder/name, or a folder")
+            kind = str if place == "address" else Path
+            command.add_argument(place, type=kind, help="s3://bucket/folder/name, or a folder")
         if name in ("push", "pull", "verify"):
             command.add_argument("--public-key", default="", help="refuse bundles not signed by this key")
-    commands.choices["sign"].add_argument("--key", required=True, help="minisign's secret key file")
-    options = parser.parse_args(arguments)
-    guarded(lambda: _run(options), getattr(options, words[options.command].split()[-1]))
-
-
-def _run(options: argparse.Namespace) -> None:
-    if options.command == "push":
-        print(push(Path(options.bundle), options.address, options.public_key))
-    elif options.command == "pull":
-        print(pull(options.address, Path(options.out), options.public_key))
-    elif options.command == "sign":
-        print(sign_bundle(Path(options.bundle), Path(options.key)))
-    elif options.command == "verify":
-        found = verify(options.address, options.public_key)
-        print("\n".join(found) or f"{options.address}: every object is as it was pushed")
-        if found:
-            raise SystemExit(1)
+    commands.choices["sign"].add_argument("--key", type=Path, required=True, help="minisign's secret key file")
+    given = vars(parser.parse_args(arguments))
+    name = given.pop("command")
+    found, lines = guarded(lambda: _COMMANDS[name](**given), str(given[words[name].split()[-1]])), list[str]()
+    if name == "ls":
+        lines = [f"{ascii(n)[1:-1]:<40} {m if isinstance(m, Manifest) else f'unusable: {m}'}" for n, m in found.items()]
+    elif name == "verify":
+        lines = found or [f"{given['address']}: every object is as it was pushed"]
     else:
-        rows = bundles(options.address)
-        for name, row in rows.items():
-            print(f"{ascii(name)[1:-1]:<40} {row if isinstance(row, Manifest) else f'unusable: {row}'}")
-        if any(isinstance(row, UserError) for row in rows.values()):
-            raise SystemExit(1)
+        lines = [str(found)]
+    print(*lines, sep="\n", end="\n" * bool(lines))
+    if (name == "verify" and found) or (name == "ls" and any(isinstance(m, UserError) for m in found.values())):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

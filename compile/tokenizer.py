@@ -17,11 +17,11 @@ def check_tokenizers(target: Path, ids: int, draft: Path | None = None) -> None:
         if not file.is_file():
             raise UserError(f"{file.parent} has no tokenizer.json; give a checkpoint folder with its tokenizer")
     contents = {file: file.read_bytes() for file in files if file.is_file()}
-    vocabularies = {content: _vocabulary(content, file) for file, content in contents.items()}
-    for vocabulary in list(vocabularies.values())[:1]:
-        if (last := max(vocabulary.values(), default=0)) >= ids:
-            raise UserError(f"{files[0]} has the id {last} and the model's vocab_size is {ids}; give the model's own")
-    if any(vocabulary != next(iter(vocabularies.values())) for vocabulary in vocabularies.values()):
+    # equal files are read once
+    vocabularies = list({content: _vocabulary(content, file) for file, content in contents.items()}.values())
+    if vocabularies and (last := max(vocabularies[0].values(), default=0)) >= ids:
+        raise UserError(f"{files[0]} has the id {last} and the model's vocab_size is {ids}; give the model's own")
+    if vocabularies[1:] and vocabularies[0] != vocabularies[1]:
         raise UserError(
             f"the tokenizers of {target} and {draft} differ; a draft must propose ids of the target's tokenizer"
         )

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -41,9 +40,3 @@ def cache_shape(config: ModelConfig, tp: int, blocks: int) -> tuple[int, int, in
     """The shape of one key or value cache on one rank."""
     heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, tp)
     return blocks, heads.kv_per_rank, KEY_TILE, config.head_dim
-
-
-def empty_caches(config: ModelConfig, tp: int, blocks: int, dtype: torch.dtype) -> list[Cache]:
-    """Zeroed caches, one per layer."""
-    shape = cache_shape(config, tp, blocks)
-    return [Cache(*(torch.zeros(shape, dtype=dtype) for _ in "kv")) for _ in range(config.num_hidden_layers)]

@@ -119,14 +119,10 @@ def refuse_settings(raw: Mapping[str, Any], supported: Mapping[str, tuple[Any, .
             raise UserError(f"{where} sets {name} to {value!r}, which is not supported; use {plain}")
 
 
-def eos_ids(raw: dict[str, Any]) -> tuple[int, ...]:
-    """The end-of-sequence ids of a config.json or generation_config.json dictionary."""
-    eos = raw.get("eos_token_id")
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
-
-
-def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
-    """A Hugging Face config dictionary as a Qwen3Config; UserError says what is not supported."""
+def config_from_dict(
+    raw: dict[str, Any], where: str, cls: type[Qwen3Config] = Qwen3Config, what: str = "Qwen3 checkpoint"
+) -> Qwen3Config:
+    """A Hugging Face config dictionary as a configuration; UserError says what is not supported."""
     plain = {"model_type": ("qwen3",), "attention_bias": (False,), "use_sliding_window": (False,)}
     refuse_settings({"model_type": "none"} | raw, plain | {"hidden_act": ("silu",)}, where)
     # transformers 5 writes `rope_parameters` with theta in it, older files `rope_scaling`
@@ -141,9 +137,11 @@ def config_from_dict(raw: dict[str, Any], where: str) -> Qwen3Config:
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
-    values = {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where), "eos_token_ids": list(eos_ids(raw))}
+    eos = raw.get("eos_token_id")
+    values: dict[str, Any] = {"eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos]}
+    values |= {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where)}
     values |= {"rope_theta": thetas[0]} if thetas else {}
-    config = read_config(Qwen3Config, raw | values, where, "Qwen3 checkpoint")
+    config = read_config(cls, raw | values, where, what)
     if raw.get("bos_token_id") is None:
         config = replace(config, bos_token_id=None)
     if yarn := config.rope_scaling:

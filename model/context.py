@@ -23,13 +23,11 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Context:
-    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks, prompts have multiples of `prompt_rows`."""
+    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks."""
 
     tp: int = 1
     ops: Ops = EAGER
-    name: ClassVar[str] = "reference"
     sharded: ClassVar[bool] = False
-    prompt_rows: ClassVar[int] = 16
 
     def heads(self, config: ModelConfig) -> HeadMap:
         """Which heads each rank holds."""

@@ -1,24 +1,11 @@
 """The protocol of drafters: the proposer of a step's k drafts, its state for the next step, and the facts of its kind.
 
-    ids_BN, state = drafter.propose(rows, input_ids, params, noise, state)
-    samples, taps = target(ids_BN)                                     # N = k + 1 rows in one pass
-    accepted      = accept(ids_BN, samples)                            # 1 .. N ids: the target's own samples
-    state         = drafter.update(VerifyResult(rows, ids_BN, accepted, taps), state)
+`Pair.step` of `model/speculative.py` calls `propose`, then the target on the N = k + 1 ids, then `update`. A drafter
+samples with the noise of the positions that it drafts for, so that drafts are accepted at temperatures above 0 too. A
+step's rows begin at the input id's position p. `update` advances the state by the count of accepted ids, so that
+`propose` finds the same shape at every step, and no offset in a graph depends on how many were accepted.
 
-Every emitted id is the target's own sample, so drafts never change the output, only how many of them are accepted. A
-drafter samples with the noise of the positions it drafts for, so that drafts are accepted at temperatures above 0 too.
-
-  name     | proposes by                                    | its model | reads of the target | its state
-  ---------|------------------------------------------------|-----------|---------------------|---------------
-  ngram    | the host's drafts                              | none      | nothing             | nothing
-  chain    | k passes, the first of 2 rows, the others of 1 | a Qwen3   | nothing             | caches, an id
-  parallel | 1 pass of 2k rows, k - 1 of them masks         | a Qwen3   | nothing             | caches, ids
-  dflash   | 1 pass of k or k + 1 rows, masks but the first | layers    | states of layers    | caches
-  eagle3   | 1 pass of k + 1 rows, k - 1 of 1 row           | one layer | states of layers    | a cache, a state
-
-A step's rows begin at the input id's position p. `update` advances the state by the count of accepted ids, so that
-`propose` finds the same shape at every step, and no offset in a graph depends on how many were accepted. A new drafter
-is one file and a line in `model/drafters/registry.py`.
+docs/drafters.md has a table of the drafters; a new one is one file and a line in `model/drafters/registry.py`.
 """
 
 from typing import Any, ClassVar, NamedTuple, Self
@@ -29,7 +16,7 @@ from torch import Tensor
 
 from model.cache import AttentionMetadata, Cache
 from model.config import Qwen3Config
-from model.ops import gather_rows, iota
+from model.ops import iota
 from model.sampling import SamplingParams
 from model.weights import Packing, Weight
 
@@ -60,17 +47,14 @@ class StepRows(NamedTuple):
 
 
 class DraftState(NamedTuple):
-    """A drafter's state between steps: its model's caches, and tensors (B, K, F) whose row b is slot b's.
-
-    It stays on the device, like the target's caches.
-    """
+    """A drafter's state between steps, on the device: its caches, and tensors (B, K, F) whose row b is slot b's."""
 
     caches: list[Cache]
     slots: tuple[Tensor, ...] = ()
 
 
 class PrefillChunk(NamedTuple):
-    """Rows of one sequence's prompt, `length` of them valid; the id after them; the tapped states; its slot."""
+    """Rows of a sequence's prompt, `length` of them valid; the id after them; the tapped states; the slot."""
 
     ids_1S: Tensor
     meta: AttentionMetadata
@@ -89,13 +73,6 @@ class VerifyResult(NamedTuple):
     count_B1: Tensor
     next_B1: Tensor
     taps_BNF: Any
-
-
-class DraftPass(NamedTuple):
-    """One pass of a draft's model in a step: rows of each sequence, and how many ids it samples from them."""
-
-    rows: int
-    samples: int
 
 
 class StateSpec(NamedTuple):
@@ -150,9 +127,9 @@ class Drafter:
         return state
 
     @classmethod
-    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
-        """The passes of a step of k drafts, where the largest step of the bundle drafts `max_k`."""
-        return ()
+    def passes(cls, k: int) -> list[int]:
+        """The rows of a sequence in each pass of its model, in a step of the bundle's largest k."""
+        return []
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
@@ -173,11 +150,6 @@ class Drafter:
     def rename_weight(cls, config: Any, name: str) -> str:
         """The table's name of a checkpoint's tensor, "" for one that is not needed."""
         return name
-
-
-def shift_append(old_BKF: Tensor, new_BNF: Tensor, count_B1: Tensor) -> Tensor:
-    """(B, K, F): the last K of the old rows followed by the first `count` new ones."""
-    return gather_rows(torch.cat((old_BKF, new_BNF), 1), count_B1 + iota(old_BKF.shape[1], count_B1))
 
 
 def write_slot(old_BKF: Tensor, new_1KF: Tensor, slot_1: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The one table of dtypes: a row for each dtype of a graph's tensors, with its names in every library."""
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,17 +21,15 @@ class DType:
     # imported when needed: pushing and pulling bundles needs neither library
     @property
     def torch(self) -> "torch.dtype":
-        import torch  # noqa: PLC0415
-
-        dtype: torch.dtype = getattr(torch, self.name)
+        dtype: torch.dtype = getattr(importlib.import_module("torch"), self.name)
         return dtype
 
     @property
     def numpy(self) -> "numpy.dtype":
-        import ml_dtypes  # noqa: F401, PLC0415 (numpy learns bfloat16 from it)
-        import numpy  # noqa: PLC0415
-
-        return numpy.dtype(self.name)
+        # numpy learns bfloat16 from it
+        importlib.import_module("ml_dtypes")
+        dtype: numpy.dtype = importlib.import_module("numpy").dtype(self.name)
+        return dtype
 
 
 DTYPES = (DType("fp32", "float32", 4, "F32"), DType("bf16", "bfloat16", 2, "BF16"), DType("", "int32", 4, "I32"))

@@ -3,8 +3,7 @@
 docs/sampling.md has the definitions; the search needs sums only, neither a sort nor a number's bits.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,10 +25,6 @@ class Filters(NamedTuple):
     def active_R(self) -> Tensor:
         """(R,) whether any filter of a row is on."""
         return (self.top_k_R > 0) | (self.top_p_R < 1) | (self.min_p_R > 0)
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same change of every filter."""
-        return type(self)(*map(change, self))
 
     def keep(self, ops: Ops, shifted_RV: Tensor, temperature_R: Tensor) -> Tensor:
         """(R, V) the ids that stay after min-p, then top-k, then top-p; `shifted_RV` are logits less their maximum.

@@ -1,21 +1,18 @@
 """`python -m model.generate`: text from a bundle, and whether speculation changed a token."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from model.errors import UserError, guarded, run_cli
 from trnspec.engine.request import Params
-from trnspec.llm import LLM, Output
+from trnspec.llm import LLM
 
-# flags of the same names
-_PARAMS = (
-    "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
+# the numbers among a request's parameters: flags of the same names
+_PARAMS = {f.name: f.default for f in fields(Params) if isinstance(f.default, (int, float))}
 
 
 def _arguments(arguments: list[str]) -> argparse.Namespace:
@@ -26,8 +23,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     add("--prompt", help="the prompt")
     add("--prompt-file", help="a UTF-8 file with the prompt")
     add("--max-new-tokens", type=int, default=128)
-    for name in _PARAMS:
-        default = getattr(Params, name)
+    for name, default in _PARAMS.items():
         add(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}")
     add("--stop", action="append", default=[], help="cut the text before this; may be repeated")
     add("--no-speculation", action="store_true", help="run the target without drafts")
@@ -43,15 +39,13 @@ def read_prompt(text: str | None, file: str | None) -> str:
     if (text is None) == (file is None):
         raise UserError("give exactly one of --prompt and --prompt-file")
     try:
-        if file is not None:
-            text = guarded(lambda: Path(file).read_text(encoding="utf-8"), file)
-        assert text is not None
-        text.encode("utf-8")
+        prompt = str(text) if file is None else guarded(lambda: Path(file).read_text(encoding="utf-8"), file)
+        prompt.encode("utf-8")
     except UnicodeError as error:
         raise UserError(f"{file or 'the prompt'} is not UTF-8 ({error.reason}); convert it to UTF-8") from error  # type: ignore[attr-defined]
-    if not text:
+    if not prompt:
         raise UserError("the prompt is empty; give at least one character")
-    return text
+    return prompt
 
 
 def main(arguments: list[str]) -> None:
@@ -75,27 +69,20 @@ def main(arguments: list[str]) -> None:
         output = stream.output
         assert output is not None
         other = llm.generate(text, params, **options, speculation=not speculation) if args.compare else None
-    same = {"identical_without_speculation": output.ids == other.ids} if other else {}
+    figures: dict[str, Any] = {
+        "new_tokens": len(output.ids), "finish_reason": output.finish_reason,
+        "tokens_per_step": round(output.tokens_per_step, 3),
+        "acceptance": [round(share, 3) for share in output.acceptance], "seconds_wall": round(output.seconds, 4),
+    }  # fmt: skip
+    figures |= {"identical_without_speculation": output.ids == other.ids} if other else {}
     if args.json:
-        print(
-            json.dumps({"text": output.text, "ids": output.ids, "speculation": speculation} | _figures(output) | same)
-        )
+        print(json.dumps({"text": output.text, "ids": output.ids, "speculation": speculation} | figures))
     else:
         print("" if args.stream else output.text)
-        for name, value in (_figures(output) | same).items():
+        for name, value in figures.items():
             print(f"{name}: {value}", file=sys.stdout if other else sys.stderr)
     if other and output.ids != other.ids:
         raise SystemExit(1)
-
-
-def _figures(output: Output) -> dict[str, Any]:
-    return {
-        "new_tokens": len(output.ids),
-        "finish_reason": output.finish_reason,
-        "tokens_per_step": round(output.tokens_per_step, 3),
-        "acceptance": [round(share, 3) for share in output.acceptance],
-        "seconds_wall": round(output.seconds, 4),
-    }
 
 
 if __name__ == "__main__":

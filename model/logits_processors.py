@@ -37,17 +37,15 @@ class LogitsProcessors(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        allowed_BNW: Tensor,
-        penalties_B4: Tensor,
-        bias: tuple[Tensor, Tensor],
-        counts_B1V: Tensor,
+        cls, allowed_BNW: Tensor, penalties_B4: Tensor, bias: tuple[Tensor, Tensor], counts_B1V: Tensor,
         shard: VocabShard,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Those of a graph's inputs: words of allowed ids, ids (B, M), -1 for none, and their biases, counts."""
         ids_V, width = shard.ids_V, 32 * allowed_BNW.shape[-1]
         bias_B1V = _scattered(*bias, width).index_select(1, ids_V)[:, None]
-        allowed_BNV = unpacked(allowed_BNW).index_select(2, ids_V) > 0
+        # id 32 w + b is bit b of word w
+        bits_BNV = (torch.bitwise_right_shift(allowed_BNW[..., None], iota(32, allowed_BNW)) & 1).flatten(-2)
+        allowed_BNV = bits_BNV.index_select(2, ids_V) > 0
         return cls(allowed_BNV, penalties_B4[:, None], bias_B1V, counts_B1V, ids_V)
 
     def rows(self, first: int, stop: int, drafts: list[Tensor]) -> Self:
@@ -81,11 +79,6 @@ class LogitsProcessors(NamedTuple):
 def updated_counts(counts_B1V: Tensor, accepted_BN: Tensor, ids_V: Tensor) -> Tensor:
     """(B, 1, V) the counts with emitted ids, padded with -1."""
     return counts_B1V + (accepted_BN[..., None] == ids_V).sum(1, keepdim=True).to(torch.int32)
-
-
-def unpacked(words_BNW: Tensor) -> Tensor:
-    """(B, N, 32 W) int32 bits: id 32 w + b is bit b of word w."""
-    return (torch.bitwise_right_shift(words_BNW[..., None], iota(32, words_BNW)) & 1).flatten(-2)
 
 
 def _scattered(ids_BM: Tensor, values_BM: Tensor, width: int) -> Tensor:

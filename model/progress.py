@@ -1,10 +1,9 @@
 """Progress on stderr for work of more than two seconds: a bar on a terminal, else a line from time to time."""
 
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress
@@ -15,27 +14,22 @@ FIRST_S, LONGEST_S = 2.0, 60.0
 
 
 class Task:
-    """A running task: what runs now, how much of the total is done; bytes are shown as GB."""
+    """A running task: what runs now, and how much of a total is done; bytes are shown as GB."""
 
     def __init__(self, bars: Progress, what: str, total: int, unit: str) -> None:
-        self.what, self.done, self.total, self.unit = what, 0, total, unit
-        self._bars, self._row = bars, bars.add_task(what, total=total or None)
-        self._begin, self._pause = time.monotonic(), FIRST_S
+        self._bars, self._unit, self._next_s = bars, unit, FIRST_S
+        self._row = bars.add_task(what, total=total or None)
 
-    def advance(self, count: int = 1) -> None:
-        """Add to the amount done."""
-        self.done += count
-        self.at(self.what)
-
-    def at(self, what: str) -> None:
-        """Name the work that runs now."""
-        self.what, seconds = what, time.monotonic() - self._begin
-        self._bars.update(self._row, description=what, completed=self.done, total=self.total or None)
-        if self._bars.disable and seconds >= self._pause:
-            self._pause = seconds + min(seconds, LONGEST_S)
-            scale, unit = (1e9, "GB") if self.unit == "bytes" else (1, self.unit)
-            amount = f"{self.done / scale:.3g} of {self.total / scale:.3g} {unit}".strip() + ", " if self.total else ""
-            print(f"{what}: {amount}{seconds:.0f} s", file=sys.stderr, flush=True)
+    def advance(self, count: int = 1, **changes: Any) -> None:
+        """Add to the amount done; `changes` are a new `description` or `total`."""
+        self._bars.update(self._row, advance=count, **changes)
+        task = self._bars.tasks[self._row]
+        seconds, total = task.elapsed or 0.0, task.total
+        if self._bars.disable and seconds >= self._next_s:
+            self._next_s = seconds + min(seconds, LONGEST_S)
+            scale, unit = (1e9, "GB") if self._unit == "bytes" else (1, self._unit)
+            amount = f"{task.completed / scale:.3g} of {total / scale:.3g} {unit}".strip() + ", " if total else ""
+            print(f"{task.description}: {amount}{seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -58,18 +58,18 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
     ramp = np.clip((places - np.float32(low)) / np.float32(high - low or 0.001), np.float32(0), np.float32(1))
     plain = np.array([theta ** float(np.float32(2 * i / head_dim)) for i in range(head_dim // 2)], np.float32)
     fast, slow = np.float32(1) / plain, np.float32(1) / (np.float32(yarn.factor) * plain)
-    kept = np.float32(1) - ramp
-    return tuple(map(float, slow * (np.float32(1) - kept) + fast * kept))
+    fast_share = np.float32(1) - ramp
+    return tuple(map(float, slow * (np.float32(1) - fast_share) + fast * fast_share))
 
 
 def attention_factor(yarn: Yarn) -> float:
     """The factor of cos and sin: as stated, or by the stretch and its two mscales."""
+
+    def mscale(weight: float) -> float:
+        return 1.0 if yarn.factor <= 1 else 0.1 * weight * math.log(yarn.factor) + 1.0
+
     if yarn.attention_factor is not None:
         return yarn.attention_factor
     if yarn.mscale and yarn.mscale_all_dim:
-        return _mscale(yarn.factor, yarn.mscale) / _mscale(yarn.factor, yarn.mscale_all_dim)
-    return _mscale(yarn.factor, 1.0)
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+        return mscale(yarn.mscale) / mscale(yarn.mscale_all_dim)
+    return mscale(1.0)

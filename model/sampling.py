@@ -47,7 +47,7 @@ class SamplingParams(NamedTuple):
         if count == 1:
             return self._replace(processors=None)
         temperature_R, seed_R2 = (t.repeat_interleave(count, 0) for t in self[:2])
-        filters = self.filters and self.filters.each(lambda t: t.repeat_interleave(count, 0))
+        filters = self.filters and type(self.filters)._make(t.repeat_interleave(count, 0) for t in self.filters)
         return type(self)(temperature_R, seed_R2, filters)
 
     def rows(self, first: int, stop: int, drafts: list[Tensor]) -> Self:

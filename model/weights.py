@@ -3,7 +3,7 @@
 A weight's shape is that of the module that holds it, built on the meta device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,21 +49,15 @@ class Packing(NamedTuple):
     mlp: Packed = {}  # noqa: RUF012
 
 
-# a layer's weights: the name in the module and in a checkpoint, and its shard
-LayerRows = tuple[tuple[str, ShardSpec], ...]
-DECODER_LAYER: LayerRows = (
-    ("input_layernorm", REPLICATED),
-    ("self_attn.q_proj", QUERY_ROWS),
-    ("self_attn.k_proj", KV_ROWS),
-    ("self_attn.v_proj", KV_ROWS),
-    ("self_attn.o_proj", QUERY_COLUMNS),
-    ("self_attn.q_norm", REPLICATED),
-    ("self_attn.k_norm", REPLICATED),
-    ("post_attention_layernorm", REPLICATED),
-    ("mlp.gate_proj", ROWS),
-    ("mlp.up_proj", ROWS),
-    ("mlp.down_proj", COLUMNS),
-)
+# a layer's weights, in the order of a graph's parameters: the name in the module and in a checkpoint -> its shard
+LayerWeights = Mapping[str, ShardSpec]
+DECODER_LAYER: LayerWeights = {
+    "input_layernorm": REPLICATED,
+    "self_attn.q_proj": QUERY_ROWS, "self_attn.k_proj": KV_ROWS, "self_attn.v_proj": KV_ROWS,
+    "self_attn.o_proj": QUERY_COLUMNS, "self_attn.q_norm": REPLICATED, "self_attn.k_norm": REPLICATED,
+    "post_attention_layernorm": REPLICATED,
+    "mlp.gate_proj": ROWS, "mlp.up_proj": ROWS, "mlp.down_proj": COLUMNS,
+}  # fmt: skip
 
 
 def decoder_weights(config: Qwen3Config, packing: Packing) -> list[Weight]:
@@ -79,7 +73,7 @@ def decoder_weights(config: Qwen3Config, packing: Packing) -> list[Weight]:
     return rows
 
 
-def layer_weights(layer: str, prefix: str, rows: LayerRows, packing: Packing) -> list[Weight]:
+def layer_weights(layer: str, prefix: str, rows: LayerWeights, packing: Packing) -> list[Weight]:
     """The weights of a layer, whose names have a prefix in a checkpoint; packed ones come last."""
     packed, shards = list[Weight](), dict(rows)
     tables = (("self_attn", packing.attention), ("mlp", packing.mlp))

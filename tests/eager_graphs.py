@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.cache import Cache, empty_caches
+from model.cache import Cache
 from model.context import Context
 from model.drafter import Drafter, DraftState
 from model.dtypes import BY_NAME
@@ -21,6 +21,7 @@ from model.nki.launches import Launcher
 from model.speculative import Pair
 from model.stages import run_stage
 from model.weights import RANK
+from tests.model.paged import empty_caches
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.part import Part
 from trnspec.bundle.plan import SLOTS, make_plan

@@ -84,7 +84,7 @@ def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 def pass_rows(drafter: str, k: int) -> list[int]:
     """Rows of a sequence in each pass of a step of k drafts."""
-    return [draft_pass.rows for draft_pass in TYPES[DRAFTERS[drafter][0]].passes(k, k)] if k else []
+    return TYPES[DRAFTERS[drafter][0]].passes(k) if k else []
 
 
 def step_us(setup: Setup, k: int, end: str = "nominal") -> float:

@@ -25,16 +25,12 @@ class _Shard:
     """A rank's file under construction."""
 
     def __init__(self, path: Path, header: bytes) -> None:
-        self._out, self._digest = path.open("xb"), sha256()
+        self.file, self.digest = path.open("xb"), sha256()
         self.write(header)
 
     def write(self, content: bytes | memoryview) -> None:
-        self._digest.update(content)
-        self._out.write(content)
-
-    def close(self) -> str:
-        self._out.close()
-        return self._digest.hexdigest()
+        self.digest.update(content)
+        self.file.write(content)
 
 
 class Cutter:
@@ -76,7 +72,9 @@ class Cutter:
                     written.result()
         finally:
             torch.set_num_threads(threads)
-        return {rank: shard.close() for rank, shard in shards.items()}
+        for shard in shards.values():
+            shard.file.close()
+        return {rank: shard.digest.hexdigest() for rank, shard in shards.items()}
 
     def _of_ranks(self, spec: TensorSpec) -> Iterable[Tensor]:
         if spec.name not in self._weights:

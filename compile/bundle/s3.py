@@ -49,11 +49,8 @@ class S3:
 
     def put_new(self, key: str, content: bytes) -> bool:
         # IfNoneMatch lets the server decide between two writers; servers without it need the look before
-        new = {"Body": content, "IfNoneMatch": "*"}
-        written = self.size(key) is None and self._request(
-            key, lambda: self._client.put_object(**self._at(key), **new), _TAKEN
-        )
-        return bool(written)
+        new = {**self._at(key), "Body": content, "IfNoneMatch": "*"}
+        return self.size(key) is None and bool(self._request(key, lambda: self._client.put_object(**new), _TAKEN))
 
     def keys(self) -> Iterable[str]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 from model.errors import UserError
 from model.strict import Wrong, read
@@ -28,12 +27,8 @@ BUILD, _RECORDS = ".build", ".build/records"
 _EXCHANGE, _AT_FDCWD = 2, -100
 
 
-class StagedFile(NamedTuple):
-    """A file to make: its name in the bundle, its recipe, and how it is written to a path."""
-
-    name: str
-    recipe: str
-    write: Callable[[Path], object]
+# a file to make: its name in the bundle, its recipe, and how it is written to a path
+StagedFile = tuple[str, str, Callable[[Path], object]]
 
 
 class Staging:
@@ -61,53 +56,60 @@ class Staging:
         """Whether there is a file with the content of an entry, which is now in `folder`."""
         for file in (place / name for place in self._records):
             if _inode(file) >= 0 and file.stat().st_size == entry.bytes and sha256_of(file) == entry.sha256:
-                if file != self.path(name):
+                if file != self.folder / name:
                     temporary = self.temporary(name)
                     try:
                         temporary.hardlink_to(file)
                     except OSError:
                         shutil.copyfile(file, temporary)
-                    temporary.replace(self.path(name))
+                    temporary.replace(self.folder / name)
                 self._names.add(name)
                 return True
         return False
 
     def make(self, file: StagedFile) -> File:
         """The entry of a file that is reused or made; it has its name when it is complete."""
-        if entry := self.reuse(file.name, file.recipe):
+        name, recipe, write = file
+        if entry := self.reuse(name, recipe):
             return entry
-        file.write(self.temporary(file.name))
-        return self.add(file.name, file.recipe)
-
-    def path(self, name: str) -> Path:
-        """Where a file is."""
-        return self.folder / name
+        write(self.temporary(name))
+        return self.add(name, recipe)
 
     def temporary(self, name: str) -> Path:
         """Where a file is written before `add` or `settle` gives it its name."""
-        path = self.path(f"{name}.tmp")
+        path = self.folder / f"{name}.tmp"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         return path
 
     def settle(self, name: str) -> None:
         """Give a file that was written its name."""
-        _settle(self.path(f"{name}.tmp"), self.path(name))
+        _settle(self.folder / f"{name}.tmp", self.folder / name)
         self._names.add(name)
         self.made += 1
 
     def add(self, name: str, recipe: str, digest: str = "") -> File:
         """The same, and record it; its entry."""
         self.settle(name)
-        entry = File(recipe, digest or sha256_of(self.path(name)), self.path(name).stat().st_size)
+        file = self.folder / name
+        entry = File(recipe, digest or sha256_of(file), file.stat().st_size)
         self._record(name, entry)
         return entry
 
     def _record(self, name: str, entry: File) -> None:
-        self.path(BUILD).mkdir(exist_ok=True)
-        with self.path(_RECORDS).open("a", encoding="utf-8") as records:
+        (self.folder / BUILD).mkdir(exist_ok=True)
+        with (self.folder / _RECORDS).open("a", encoding="utf-8") as records:
             # the last line of a killed build may be cut
-            records.write(f"\n{json.dumps([name, _inode(self.path(name)), asdict(entry)])}\n")
+            records.write(f"\n{json.dumps([name, _inode(self.folder / name), asdict(entry)])}\n")
+
+    def check_space(self, needed: int) -> None:
+        """Raise UserError if the disk has less free bytes."""
+        free = shutil.disk_usage(self.folder).free
+        if free < needed:
+            raise UserError(
+                f"{needed / 1e6:,.2f} MB are needed and {self.out.absolute()} has {free / 1e6:,.2f} MB free, "
+                f"{(needed - free) / 1e6:,.2f} MB too little; free some space or choose a different folder"
+            )
 
     def finish(self, manifest: bytes, signature: bytes | None = None) -> None:
         """Drop all other files, write the manifest and put the folder in its place."""
@@ -116,7 +118,7 @@ class Staging:
                 path.unlink()
         for name, content in {MANIFEST: manifest, SIGNATURE: signature}.items():
             if content:
-                write_whole(self.path(name), content)
+                write_whole(self.folder / name, content)
         place = self.out.resolve()
         if not place.exists() or not any(place.iterdir()):
             self.folder.rename(place)
@@ -135,10 +137,8 @@ def staged(out: Path) -> Iterator[Staging]:
         if not place.name or (place.exists() and not place.is_dir()) or os.path.ismount(place):
             raise NotADirectoryError("it is a file or a mounted disk")
     except (OSError, RuntimeError, ValueError) as error:
-        why = ascii(str(error))[1:-1]
-        raise UserError(
-            f"{ascii(str(out))[1:-1]} cannot be a bundle's folder ({why}); give a new or empty one"
-        ) from error
+        name, why = (ascii(str(part))[1:-1] for part in (out, error))
+        raise UserError(f"{name} cannot be a bundle's folder ({why}); give a new or empty one") from error
     work = place.with_name(f".{place.name}.building")
     with _locked(work):
         try:
@@ -157,7 +157,7 @@ def staged(out: Path) -> Iterator[Staging]:
 def _refuse_others(place: Path, out: Path) -> None:
     names = {path.name for path in place.iterdir()} if place.is_dir() else set()
     try:
-        ours = not names or BUILD in names or json.loads(_read(place / MANIFEST) or b"")["format"] == FORMAT
+        ours = not names or BUILD in names or json.loads(_read(place / MANIFEST))["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):
         ours = False
     if not ours:
@@ -199,18 +199,18 @@ def _exchange(one: Path, other: Path) -> bool:
 def _records(place: Path) -> dict[str, tuple[int, File]]:
     """File -> its inode and entry, as builds noted them."""
     records = dict[str, tuple[int, File]]()
-    for line in (_read(place / _RECORDS) or b"").splitlines():
+    for line in _read(place / _RECORDS).splitlines():
         with contextlib.suppress(ValueError, TypeError, RecursionError, Wrong):
             name, inode, entry = json.loads(line)
             records[name] = inode, read(File, entry)
     return records
 
 
-def _read(file: Path) -> bytes | None:
-    """The bytes of a small regular file, if there is one."""
+def _read(file: Path) -> bytes:
+    """The bytes of a small regular file; none of anything else."""
     with contextlib.suppress(UserError):
-        return read_small(file, MANIFEST_BYTES)
-    return None
+        return read_small(file, MANIFEST_BYTES) or b""
+    return b""
 
 
 def _inode(file: Path) -> int:
@@ -231,13 +231,3 @@ def _settle(temporary: Path, final: Path) -> None:
     with temporary.open("rb") as written:
         os.fsync(written.fileno())
     temporary.replace(final)
-
-
-def free_space(folder: Path, needed: int) -> None:
-    """UserError if the disk of a folder has less free bytes."""
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if free < needed:
-        raise UserError(
-            f"{needed / 1e6:,.2f} MB are needed and {folder} has {free / 1e6:,.2f} MB free, "
-            f"{(needed - free) / 1e6:,.2f} MB too little; free some space or choose a different folder"
-        )

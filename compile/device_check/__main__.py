@@ -4,8 +4,6 @@ Every check runs in its own process, so that a crash or a hang ends it and nothi
 each. It is used from a checkout.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,11 +19,12 @@ from typing import Any
 
 from compile.build import build, build_and_count
 from compile.device_check.ids import compared, requests
-from compile.device_check.kernels import CASES, errors, on_device
+from compile.device_check.kernels import CASES, errors
 from compile.neuron import sdk
 from compile.spec import BuildSpec, Recipe
 from model.errors import UserError, run_cli
 from model.nki.launches import LNC
+from model.nki.table import run_on_tensors
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
@@ -63,7 +62,7 @@ def kernel(name: str, out: Path) -> dict[str, Any]:
     if getattr(sys.modules["nki"], "__nkisim__", False):
         raise UserError("nki is nkisim here, which measures no device; install nki from AWS's package index")
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(LNC)
-    found = errors(name, on_device)
+    found = errors(name, run_on_tensors)
     if all(error <= bound for error, bound in found):
         return {"errors and bounds": found}
     raise UserError(f"errors and bounds of its results are {found}")

@@ -1,7 +1,5 @@
 """The requests that a device and the CPU answer, and whether ids that differ are numerically tied."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +12,6 @@ from model.sampling import gumbel_noise
 from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.request import Params, Request, Result
 
-# the CPU's log-probability of the last of some ids after the others
-Logprob = Callable[[Sequence[int]], float]
 # at this temperature noise decides, for target and draft alike: every draft is accepted
 _HOT = 1e30
 # steps of a device per step of the CPU: tied logits reject a draft now and then
@@ -52,12 +48,13 @@ def _noise(request: Request, count: int, vocabulary: int) -> Tensor:
 
 
 def compared(
-    spec: BundleSpec, asked: Sequence[Request], device: Sequence[Result], cpu: Sequence[Result], logprob: Logprob
-) -> dict[str, Any]:
+    spec: BundleSpec, asked: Sequence[Request], device: Sequence[Result], cpu: Sequence[Result],
+    logprob: Callable[[Sequence[int]], float],
+) -> dict[str, Any]:  # fmt: skip
     """Facts of a device's results that have the CPU's ids, each up to the first that is tied with another.
 
-    Raises:
-        UserError: the first request with another id that is not tied, or more steps than the CPU takes.
+    `logprob` is the CPU's, of the last id after the others. Raises UserError for another id that is not tied, or more
+    steps than the CPU takes.
     """
     count, ties = 0, list[float]()
     for request, found, expected in zip(asked, device, cpu, strict=True):

@@ -3,12 +3,9 @@
 The reference has laws of its own, in fp64 (`nki_kernels/*/law.py`, `tests/model`). Everything is fp32.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +16,7 @@ from model.config import PRESETS
 from model.context import ONE_RANK, Context
 from model.filters import Filters
 from model.nki.context import make_context
-from model.nki.launches import Launch, Launcher, filled
-from model.nki.table import KERNELS
+from model.nki.launches import Launcher
 from model.ops import EAGER, iota
 from model.parallel import VocabShard
 from model.qwen3 import Qwen3
@@ -44,14 +40,6 @@ def errors(name: str, launch: Launcher) -> list[tuple[float, float]]:
         # NaN is no error that is at most a bound
         compared.append((float(error.nan_to_num(torch.inf)), _SUMS if expected.is_floating_point() else 0.0))
     return compared
-
-
-def on_device(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Serve a launch by the vendor's nki, on numpy arrays."""
-    arrays: list[Any] = [t.detach().clone(memory_format=torch.contiguous_format).numpy() for t in tensors]
-    found = KERNELS[launch.kernel][launch.lnc](*filled(launch.arguments, arrays))
-    results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
-    return tuple(torch.from_numpy(np.asarray(a)) for a in (*results, *(arrays[i] for i in launch.changed)))
 
 
 def _normal(seed: int, *shape: int, size: float = 1.0) -> Tensor:

@@ -3,22 +3,11 @@
 from typing import Any
 
 import numpy as np
-from jax import Array
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
-
-
-def all_reduce(x: Array, ranks: int) -> Array:
-    """The sum of x over all ranks."""
-    return _all_reduce.bind(x, ranks=ranks)
-
-
-def all_gather(x: Array, ranks: int) -> Array:
-    """The x of all ranks, concatenated along the last axis in rank order."""
-    return _all_gather.bind(x, ranks=ranks)
 
 
 def _groups(ranks: int) -> ir.Attribute:
@@ -41,10 +30,11 @@ def _lower_all_gather(context: mlir.LoweringRuleContext, x: Any, *, ranks: int) 
     return stablehlo.AllGatherOp([gathered], [x], gather_dim, _groups(ranks)).results
 
 
-_all_reduce = Primitive("tp_all_reduce")
-_all_reduce.def_abstract_eval(lambda x, *, ranks: ShapedArray(x.shape, x.dtype))
-mlir.register_lowering(_all_reduce, _lower_all_reduce)
+ALL_REDUCE = Primitive("tp_all_reduce")
+ALL_REDUCE.def_abstract_eval(lambda x, *, ranks: ShapedArray(x.shape, x.dtype))
+mlir.register_lowering(ALL_REDUCE, _lower_all_reduce)
 
-_all_gather = Primitive("tp_all_gather")
-_all_gather.def_abstract_eval(lambda x, *, ranks: ShapedArray((*x.shape[:-1], x.shape[-1] * ranks), x.dtype))
-mlir.register_lowering(_all_gather, _lower_all_gather)
+# concatenates along the last axis, in rank order
+ALL_GATHER = Primitive("tp_all_gather")
+ALL_GATHER.def_abstract_eval(lambda x, *, ranks: ShapedArray((*x.shape[:-1], x.shape[-1] * ranks), x.dtype))
+mlir.register_lowering(ALL_GATHER, _lower_all_gather)

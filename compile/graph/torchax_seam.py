@@ -17,20 +17,13 @@ jax.config.update("jax_traceback_in_locations_limit", 0)
 _NAMED = re.compile(r"torch\.ops\.aten\.(\w+)(?:\.(\w+))?")
 
 
-def _fill_dropped() -> None:
-    spec = importlib.util.find_spec("torchax")
-    if spec is None or spec.origin is None:
-        return
-    for source in Path(spec.origin).parent.rglob("*.py"):
-        for name, overload in _NAMED.findall(source.read_text(encoding="utf-8")):
-            if not hasattr(torch.ops.aten, name):
-                setattr(torch.ops.aten, name, type(name, (), {}))
-            packet = getattr(torch.ops.aten, name)
-            if overload and not hasattr(packet, overload):
-                setattr(packet, overload, f"aten.{name}.{overload} is not in this torch")
-
-
-_fill_dropped()
+for _source in Path(str(importlib.util.find_spec("torchax").origin)).parent.rglob("*.py"):  # type: ignore[union-attr]
+    for _name, _overload in _NAMED.findall(_source.read_text(encoding="utf-8")):
+        if not hasattr(torch.ops.aten, _name):
+            setattr(torch.ops.aten, _name, type(_name, (), {}))
+        _packet = getattr(torch.ops.aten, _name)
+        if _overload and not hasattr(_packet, _overload):
+            setattr(_packet, _overload, f"aten.{_name}.{_overload} is not in this torch")
 
 from torchax import interop  # noqa: E402
 

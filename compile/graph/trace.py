@@ -1,6 +1,8 @@
 """Torch to HLO: the step of one rank, each kind of layer traced once and called.
 
-Weights and caches stay parameters of the graph; caches are aliased in and out.
+Weights and caches stay parameters of the graph; caches are aliased in and out. A launch of an NKI kernel is a custom
+call by the name that Trainium's compiler knows, whose configuration is the launch as text (`model/nki/launches.py`):
+the CPU runtime reads it, for a device `compile/neuron/specialise.py` puts the vendor's in its place.
 """
 
 import functools
@@ -14,14 +16,14 @@ import torch
 from jaxlib import _jax
 from torch import Tensor, nn
 
-from compile.graph import collectives
-from compile.graph.custom_call import launch_in_graph
+from compile.graph.collectives import ALL_GATHER, ALL_REDUCE
 from compile.graph.pair import drafts, grouped_state, make_pair
 from compile.graph.torchax_seam import interop
 from model.errors import UserError
 from model.graph_io import Outputs, StepInputs
-from model.graph_spec import GraphSpec, TensorSpec
+from model.graph_spec import GraphSpec
 from model.nki.context import make_context
+from model.nki.launches import API_VERSION, TARGET, Launch, Result, to_text
 from model.ops import Ops, State
 from model.speculative import Pair
 from model.stages import run_stage
@@ -65,10 +67,27 @@ class TracedOps(Ops):
         return interop.call_jax(write, pool_PGKD, new_BGND.transpose(1, 2), blocks_BN, offsets_BN)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return x if self.ranks == 1 else interop.call_jax(lambda a: collectives.all_reduce(a, self.ranks), x)
+        return x if self.ranks == 1 else interop.call_jax(lambda a: ALL_REDUCE.bind(a, ranks=self.ranks), x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return x if self.ranks == 1 else interop.call_jax(lambda a: collectives.all_gather(a, self.ranks), x)
+        return x if self.ranks == 1 else interop.call_jax(lambda a: ALL_GATHER.bind(a, ranks=self.ranks), x)
+
+
+def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The custom call of a launch, on torch tensors that represent JAX values."""
+
+    def call(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        given = [Result(tuple(x.shape), str(x.dtype)) for x in operands]
+        made = [jax.ShapeDtypeStruct(r.shape, jnp.dtype(r.dtype)) for r in launch.outputs(given)]
+        text = to_text(launch, given)
+        # what the kernel writes in place is the operand and the result
+        aliases = {number: len(launch.results) + at for at, number in enumerate(launch.changed)}
+        run = jax.ffi.ffi_call(
+            TARGET, made, custom_call_api_version=API_VERSION, legacy_backend_config=text, input_output_aliases=aliases
+        )
+        return tuple(run(*operands))
+
+    return tuple(interop.call_jax(call, *tensors))
 
 
 @functools.cache
@@ -88,21 +107,6 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     Its parameters are the graph's weights, inputs and state in the plan's order; its results the outputs, then the
     state, each state parameter aliased to its result.
     """
-    computation = _jax.mlir.mlir_module_to_xla_computation(_stablehlo(spec, graph), use_tuple_args=False)
-    return hlo.annotated(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
-
-
-def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
-    """Graphs with their protos; UserError for one that is not what its plan says."""
-    for graph in graphs:
-        proto = lower_graph(spec, graph)
-        if clauses := violations(graph, proto, spec):
-            raise UserError(f"{graph.file} is not what is planned: {clauses[0]}; this is a fault of trnspec, report it")
-        yield graph, proto
-
-
-def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
-    """The StableHLO of a graph in bytecode."""
     pair = traced_pair(spec, drafts(graph))
     parameters = pair.state_dict().keys()
 
@@ -118,21 +122,26 @@ def _stablehlo(spec: BundleSpec, graph: GraphSpec) -> bytes:
 
     jitted = jax.jit(run, donate_argnums=(2,), keep_unused=True)
     run.__name__ = graph.key.name
-    lowered = jitted.lower(*([_struct(t) for t in group] for group in (graph.weights, graph.inputs, graph.state)))
+    groups = (graph.weights, graph.inputs, graph.state)
+    lowered = jitted.lower(*([jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in group] for group in groups))
     module: Any = lowered.compiler_ir("stablehlo")
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
-    return bytecode.getvalue()
+    computation = _jax.mlir.mlir_module_to_xla_computation(bytecode.getvalue(), use_tuple_args=False)
+    return hlo.annotated(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
+
+
+def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
+    """Graphs with their protos; UserError for one that is not what its plan says."""
+    for graph in graphs:
+        proto = lower_graph(spec, graph)
+        if clauses := violations(graph, proto, spec):
+            raise UserError(f"{graph.file} is not what is planned: {clauses[0]}; this is a fault of trnspec, report it")
+        yield graph, proto
 
 
 @functools.lru_cache(maxsize=2)
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
     """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
-    return make_pair(
-        spec, drafting,
-        make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers, spec.without),
-    )  # fmt: skip
-
-
-def _struct(tensor: TensorSpec) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tensor.shape, jnp.dtype(tensor.dtype))
+    ctx = make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers, spec.without)
+    return make_pair(spec, drafting, ctx)

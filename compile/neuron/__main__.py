@@ -1,7 +1,5 @@
 """`python -m compile.neuron BUNDLE`: add the files of this machine's SDK to a bundle that was built elsewhere."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 A NEFF's recipe is a hash of its HLO proto, of the compiler's version and of its flags.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -65,9 +63,11 @@ def add_compiled(
         name, line, hlo = graph.key.name, flags[flag_tag(graph.key)], protos[graph.key.name]
         recipe_hash = canonical_hash([(graphs | made)[hlo].sha256, line, versions])
         write = functools.partial(_compile, staging, hlo, work / name, line)
-        neffs.append(StagedFile(f"neff/{name}.neff", recipe_hash, write))
-        logs.append(StagedFile(f"logs/{name}.txt", recipe_hash, functools.partial(_copy, work / name / _LOG)))
-    made |= _make(staging, neffs, jobs or _jobs()) | _make(staging, logs)
+        neffs.append((f"neff/{name}.neff", recipe_hash, write))
+        logs.append((f"logs/{name}.txt", recipe_hash, functools.partial(_copy, work / name / _LOG)))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    jobs = jobs or max(1, min(os.cpu_count() or 1, memory // _JOB_BYTES))
+    made |= _make(staging, neffs, jobs) | _make(staging, logs)
     return made, Compiler("compiler", "neff", TARGET, LNC, flags, versions, "bir" if launches else "none")
 
 
@@ -75,12 +75,7 @@ def _make(staging: Staging, files: Sequence[StagedFile], jobs: int = 1) -> Recor
     """The records of files, which are reused or made, ``jobs`` at a time."""
     with ThreadPoolExecutor(jobs) as pool:
         # after an error those that wait are cancelled
-        return dict(zip([f.name for f in files], pool.map(staging.make, files), strict=True))
-
-
-def _jobs() -> int:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(os.cpu_count() or 1, memory // _JOB_BYTES))
+        return dict(zip([name for name, *_ in files], pool.map(staging.make, files), strict=True))
 
 
 def _specialise(
@@ -90,24 +85,24 @@ def _specialise(
     code, configured, files = sources(_SPECIALISED_BY), dict[bytes, bytes](), list[StagedFile]()
 
     def write(file: str, path: Path) -> None:
-        path.write_bytes(specialise.specialised(staging.path(file).read_bytes(), work, configured))
+        path.write_bytes(specialise.specialised((staging.folder / file).read_bytes(), work, configured))
 
     for name, file in protos.items():
         recipe_hash = canonical_hash([graphs[file].sha256, versions, code])
-        files.append(StagedFile(f"{KERNELS_FOLDER}/{name}.hlo.pb", recipe_hash, functools.partial(write, file)))
+        files.append((f"{KERNELS_FOLDER}/{name}.hlo.pb", recipe_hash, functools.partial(write, file)))
     made = _make(staging, files)
-    called = {name for file in files for name in specialise.binaries(staging.path(file.name).read_bytes())}
+    called = {name for file in files for name in specialise.binaries((staging.folder / file[0]).read_bytes())}
     ir = [(f"{KERNELS_FOLDER}/{name}", functools.partial(_copy, work / name)) for name in sorted(called)]
-    return made | _make(staging, [StagedFile(name, canonical_hash(name), copy) for name, copy in ir])
+    return made | _make(staging, [(name, canonical_hash(name), copy) for name, copy in ir])
 
 
 def _compile(staging: Staging, hlo: str, work: Path, flags: str, neff: Path) -> None:
     """One graph's NEFF; the compiler runs in a folder of its own, below which it finds the IR of kernels."""
     work.mkdir(parents=True, exist_ok=True)
-    for name in specialise.binaries(staging.path(hlo).read_bytes()) if hlo.startswith(KERNELS_FOLDER) else ():
+    for name in specialise.binaries((staging.folder / hlo).read_bytes()) if hlo.startswith(KERNELS_FOLDER) else ():
         (work / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(staging.path(f"{KERNELS_FOLDER}/{name}"), work / name)
-    sdk.compile_hlo(staging.path(hlo), neff, work / _LOG, flags, work)
+        shutil.copyfile(staging.folder / KERNELS_FOLDER / name, work / name)
+    sdk.compile_hlo(staging.folder / hlo, neff, work / _LOG, flags, work)
 
 
 def _copy(source: Path, path: Path) -> None:

@@ -1,7 +1,5 @@
 """neuronx-cc's flags for each kind of graph: the documented defaults, or a recipe's line in their place."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -24,8 +22,7 @@ _LNC_FLAG = re.compile(r"(?:--lnc|-lnc|--logical-nc-config)[ =](\S+)")
 def flags_of(given: Mapping[str, str], compiler: str = "") -> dict[str, str]:
     """Kind of graph -> flags for a version of neuronx-cc; a given line replaces the default one.
 
-    Raises:
-        UserError: an unknown kind of graph, or other cores than the NKI kernels of a graph have.
+    Raises UserError for an unknown kind of graph, or other cores than the NKI kernels of a graph have.
     """
     version = tuple(int(part) for part in re.findall(r"\d+", compiler)[:3])
     integers = f" {INTEGER_FLAGS}" if version >= _FIRST_WITH_INTEGER_FLAGS else ""

@@ -3,8 +3,6 @@
 The real packages come from AWS's package index; the public index has empty packages of the same names.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import shlex
 import shutil
@@ -42,11 +40,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> None:
-    """Compile an HLO proto with neuronx-cc, run in ``folder``, where it finds kernels and leaves files.
-
-    Raises:
-        UserError: neuronx-cc refuses the graph; the sentence ends with its last line.
-    """
+    """Compile an HLO proto with neuronx-cc, run in ``folder``; UserError with its last line if it refuses the graph."""
     command = [
         compiler_program() or COMPILER, "compile", "--framework=XLA", str(hlo.absolute()),
         "--output", str(neff.absolute()), f"--target={TARGET}", *shlex.split(flags),

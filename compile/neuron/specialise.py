@@ -5,8 +5,6 @@ as nkipy calls it (aws-neuron/nkipy, nkipy/core/nki_op.py, for the front end tha
 kernel's file as `<folder>/<file>` below the folder that it runs in (NCC_EVRF059).
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools
@@ -48,16 +46,21 @@ def available() -> bool:
 def specialised(proto: bytes, folder: Path, configured: dict[bytes, bytes]) -> bytes:
     """A graph whose launches have the vendor's configuration; their IR is in `folder`, `<digest>/<file>` each.
 
-    `configured` holds the configurations of the launches so far: graphs share most of them.
-
-    Raises:
-        UserError: `nki` refuses a kernel, or gives it other results than the graph has.
+    `configured` has the configurations of the launches so far: graphs share most of them. Raises UserError if `nki`
+    refuses a kernel, or gives it other results than the graph has.
     """
     module = hlo.parse(proto)
     for call in _calls(module):
-        text = call.backend_config
-        if text not in configured:
-            configured[text] = _configured(*from_text(text.decode()), folder)
+        if (text := call.backend_config) not in configured:
+            launch, operands = from_text(text.decode())
+            try:
+                configured[text] = _configured(launch, operands, folder)
+            except UserError:
+                raise
+            except Exception as error:
+                why = (str(error).strip() or type(error).__name__).splitlines()[0]
+                refused = f"nki does not take the kernel {launch.kernel}: {why}"
+                raise UserError(f"{refused}; build with --kernels reference, and report it") from error
         call.backend_config = configured[text]
         # as the vendor's frameworks leave it
         call.ClearField("custom_call_api_version")
@@ -84,18 +87,6 @@ def missing_kernel_files(proto: bytes, files: Container[str]) -> list[str]:
 
 
 def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> bytes:
-    try:
-        return _moved(launch, operands, folder)
-    except UserError:
-        raise
-    except Exception as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(
-            f"nki does not take the kernel {launch.kernel}: {why}; build with --kernels reference, and report it"
-        ) from error
-
-
-def _moved(launch: Launch, operands: Sequence[Result], folder: Path) -> bytes:
     """nki's configuration of a launch, with its IR in `folder`."""
     work = folder / ".work"
     shutil.rmtree(work, ignore_errors=True)

@@ -3,8 +3,6 @@
 No other file imports NxD or torch_xla.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json
@@ -67,9 +65,9 @@ def model_files(
     flags, config = flags_of(recipe.compiler_flags, versions[sdk.COMPILER]), neuron_config(plan.spec)
     graphs = sorted((name, file.sha256) for name, file in records.items() if name.startswith("hlo/"))
     traced = canonical_hash([graphs, flags, versions, sources(("compile/nxd", *TRACED_BY))])
-    files = [
-        StagedFile(MODEL, traced, functools.partial(build_model, plan, work, flags)),
-        StagedFile(CONFIG, canonical_hash(config), lambda path: path.write_text(config, encoding="utf-8")),
+    files: list[StagedFile] = [
+        (MODEL, traced, functools.partial(build_model, plan, work, flags)),
+        (CONFIG, canonical_hash(config), lambda path: path.write_text(config, encoding="utf-8")),
     ]
     return files, Compiler("full", "model.pt", TARGET, LNC, flags, versions)
 
@@ -106,31 +104,25 @@ def _neuron(spec: BundleSpec, speculation: bool) -> dict[str, Any]:
 
 def build_model(plan: BundlePlan, work: Path, flags: Mapping[str, str], out: Path) -> None:
     """Trace and compile the plan's prompt and step with ModelBuilder, whose files stay in `work`; save model.pt."""
-    # vendor seam
+    # vendor seams
     vendor: Any = importlib.import_module(_BUILDER)
-    spec = plan.spec
+    xla: Any = importlib.import_module("torch_xla.core.xla_model")
+    spec, ranks = plan.spec, {"groups": [list(range(plan.spec.tp))], "pin_layout": False}
+    ops = StaticOps(
+        lambda x: xla.all_reduce(xla.REDUCE_SUM, x, **ranks),
+        lambda x: xla.all_gather(x, dim=x.dim() - 1, **ranks),
+        spec.tp,
+    )
     builder = vendor.ModelBuilder(
         router=None, tp_degree=spec.tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=spec.tp,
         world_size=spec.tp, compiler_workdir=str(work), logical_nc_config=LNC,
     )  # fmt: skip
     for tag, graphs in nxdi_graphs(plan).items():
         # its buckets differ in the inputs only: one module has the parameters of all
-        module, key = NxdiStep(plan, graphs[0], xla_ops(spec.tp)), graphs[0].key
+        module, key = NxdiStep(plan, graphs[0], ops), graphs[0].key
         builder.add(
             key=tag, model_instance=vendor.BaseModelInstance(lambda m=module: m, module.aliases()),
             example_inputs=[example_inputs(spec, g.key) for g in graphs], compiler_args=flags[flag_tag(key)],
             bucket_config=None, priority_model_idx=None if key.is_prefill else 0,
         )  # fmt: skip
     torch.jit.save(builder.trace(initialize_model_weights=False), str(out))
-
-
-def xla_ops(tp: int) -> StaticOps:
-    """The operations of a module that torch_xla traces for `tp` ranks, of which NxD's builder tells it."""
-    # vendor seam
-    xla: Any = importlib.import_module("torch_xla.core.xla_model")
-    groups = [list(range(tp))]
-    return StaticOps(
-        lambda x: xla.all_reduce(xla.REDUCE_SUM, x, groups=groups, pin_layout=False),
-        lambda x: xla.all_gather(x, dim=x.dim() - 1, groups=groups, pin_layout=False),
-        tp,
-    )

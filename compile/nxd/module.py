@@ -5,8 +5,6 @@ seeds, no k and no block table: min-p is off, every step accepts k drafts, slot 
 noise is keyed by the slot and by the number of prompts that it has had, which is state as the caches are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -94,15 +92,9 @@ class NxdiStep(nn.Module):
         return {self.get_parameter(tensor.name): first + i for i, tensor in enumerate(self.state)}
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        position_ids: Tensor,
-        seq_ids: Tensor,
-        sampling_params: Tensor,
-        hidden: Tensor,
-        adapter_ids: Tensor,
-    ) -> tuple[Tensor, ...]:
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, seq_ids: Tensor,
+        sampling_params: Tensor, hidden: Tensor, adapter_ids: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         """NxDI's outputs, then the state: accepted ids, next ids, next mask, next positions; next ids (B,) for k 0."""
         # the two that our step does not read must stay inputs: routing goes by all shapes
         slots_B = seq_ids + 0 * (hidden.to(torch.int32) + adapter_ids)

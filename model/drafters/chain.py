@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model.config import Qwen3Config, config_from_dict
-from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
+from model.drafter import Drafter, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.ops import gather_rows, iota
 from model.qwen3 import Qwen3
 from model.sampling import SamplingParams
@@ -53,12 +53,8 @@ class Chain(Drafter):
         return DraftState(caches, (write_slot(state.slots[0], last_111, chunk.slot_1),))
 
     @classmethod
-    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
-        return (DraftPass(2, 1), *(DraftPass(1, 1) for _ in range(k - 1)))
-
-    @classmethod
-    def matches_config(cls, raw: dict[str, Any]) -> bool:
-        return raw.get("model_type") == "qwen3"
+    def passes(cls, k: int) -> list[int]:
+        return [2] + [1] * (k - 1)
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from model.attention import append
 from model.cache import AttentionMetadata, Cache
-from model.config import Qwen3Config, config_from_dict, read_config, refuse_settings
+from model.config import Qwen3Config, config_from_dict, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import DraftPass, DraftState, PrefillChunk, StepRows, VerifyResult
+from model.drafter import DraftState, PrefillChunk, StepRows, VerifyResult
 from model.drafters.chain import Chain
 from model.errors import UserError
 from model.layers import ColumnLinear, RMSNorm
@@ -44,8 +44,8 @@ from model.weights import REPLICATED, ROWS, Packing, Weight, decoder_weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """The trained block: its rows, the id of its masks, the convention of its rows, and its mask.
+class DFlashConfig(Qwen3Config):
+    """The layers of a draft, those of a Qwen3 of the target's hidden size, and the block that it was trained with.
 
     `taps` are the target's states that the context is made of, as transformers counts them; `markov_rank` is 0 without
     a Markov head.
@@ -57,11 +57,6 @@ class Block:
     shifted: bool
     causal: bool
     markov_rank: Annotated[int, Range(0, 4096)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DFlashConfig(Block, Qwen3Config):
-    """The layers of a DFlash draft, those of a Qwen3 of the target's hidden size, and its block."""
 
     @property
     def trained_k(self) -> int:
@@ -192,13 +187,14 @@ class DFlash(Chain):
         return DraftState(self.model.context(chunk.taps_1SF, state.caches, chunk.meta))
 
     @classmethod
-    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
+    def passes(cls, k: int) -> list[int]:
         # the verified rows, then the block, by the convention that has more rows
-        return (DraftPass(k + 1, 0), DraftPass(k + 1, k))[: 1 + min(k, 1)]
+        return [k + 1] * (1 + min(k, 1))
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
-        return "dflash_config" in raw or "target_layer_ids" in raw or raw.get("speculators_model_type") in _SPECULATORS
+        kinds = ("dflash", "dspark", "dflash2")
+        return "dflash_config" in raw or "target_layer_ids" in raw or raw.get("speculators_model_type") in kinds
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
@@ -217,34 +213,32 @@ class DFlash(Chain):
         layers = (layers if isinstance(layers, dict) else {}) | {"tie_word_embeddings": False}
         config = config_from_dict(layers, where)
         sizes = {
-            "target_hidden_size": (config.hidden_size,),
-            "draft_vocab_size": (config.vocab_size,),
+            "target_hidden_size": (config.hidden_size,), "draft_vocab_size": (config.vocab_size,),
             "num_target_layers": (target.num_hidden_layers,),
             "layer_types": (["full_attention"] * config.num_hidden_layers,),
-        }
+        }  # fmt: skip
         refuse_settings({**layers, **own}, _SUPPORTED | sizes, where)
         if (Path(where).parent / "mask_embedding.pt").is_file():
             raise UserError(f"{where} comes with mask_embedding.pt, which is not read; use a draft whose mask is an id")
         ids = own.get("aux_hidden_state_layer_ids" if kind else "target_layer_ids")
         if ids is None and nested:
-            ids = _evenly_spaced(target.num_hidden_layers, config.num_hidden_layers)
+            # those that a draft of z-lab's reads if it names none (build_target_layer_ids): evenly spaced
+            count, end = config.num_hidden_layers, target.num_hidden_layers
+            ids = [round(1 + i * (end - 4) / (count - 1)) for i in range(count)] if count > 1 else [end // 2]
         if not kind and isinstance(ids, list) and all(type(tap) is int for tap in ids):
             ids = [tap + 1 for tap in ids]
         shift = own.get("sample_from_anchor", own.get("draft_shift", own.get("shift_label")))
         by_default = kind == "dspark" or own.get("projector_type") == "dspark" or not (kind or nested)
         values = {
-            "block_size": own.get("block_size"),
-            "mask_id": own.get("mask_token_id"),
-            "taps": ids,
-            "shifted": by_default if shift is None else shift,
+            "block_size": own.get("block_size"), "mask_id": own.get("mask_token_id"), "taps": ids,
+            "shifted": by_default if shift is None else shift, "markov_rank": own.get("markov_rank") or 0,
             "causal": bool(own.get("is_causal") or own.get("causal") or own.get("causal_head")),
-            "markov_rank": own.get("markov_rank") or 0,
-        }
-        block = read_config(Block, values, where, "DFlash draft")
-        if block.mask_id >= config.vocab_size:
-            last = config.vocab_size - 1
-            raise UserError(f"{where} has mask_token_id {block.mask_id}; the vocabulary ends at {last}")
-        return DFlashConfig(**vars(config), **vars(block))
+        }  # fmt: skip
+        draft: Any = config_from_dict(layers | values, where, DFlashConfig, "DFlash draft")
+        if draft.mask_id >= draft.vocab_size:
+            last = draft.vocab_size - 1
+            raise UserError(f"{where} has mask_token_id {draft.mask_id}; the vocabulary ends at {last}")
+        return draft
 
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
@@ -261,7 +255,6 @@ class DFlash(Chain):
         return f"model.{name}" if name.startswith(("layers.", "norm.", "embed_tokens.")) else name
 
 
-_SPECULATORS = ("dflash", "dspark", "dflash2")
 # keys of a config.json and the values of them that are built
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "projector_type": ("dflash", "dspark"), "markov_head_type": ("vanilla",), "use_swa": (False,),
@@ -269,10 +262,3 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "input_embedding_scale": (1.0,), "output_multiplier": (1.0,), "final_logit_softcapping": (), "conv_kernel_size": (),
     "selector_rank": (),
 }  # fmt: skip
-
-
-def _evenly_spaced(target_layers: int, count: int) -> list[int]:
-    """The target's layers that a draft of z-lab's reads if it names none (build_target_layer_ids)."""
-    if count == 1:
-        return [target_layers // 2]
-    return [round(1 + i * (target_layers - 4) / (count - 1)) for i in range(count)]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig, Qwen3Config, read_config, refuse_settings
 from model.context import ONE_RANK, Context
-from model.drafter import Drafter, DraftPass, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
+from model.drafter import Drafter, DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.errors import UserError
 from model.layers import ColumnLinear, Embedding, Head, LanguageModel, RMSNorm
 from model.ops import gather_rows, iota
@@ -118,9 +118,7 @@ class Eagle3Model(LanguageModel):
     @property
     def shard(self) -> VocabShard:
         own = super().shard
-        if not hasattr(self, "d2t"):
-            return own
-        return own._replace(mapped_V=self.target_ids_D.index_select(0, own.ids_V))
+        return own._replace(mapped_V=self.target_ids_D.index_select(0, own.ids_V)) if hasattr(self, "d2t") else own
 
     def feature(self, states_BNF: Tensor) -> Tensor:
         """(B, N, E) of the target's states at the taps."""
@@ -194,9 +192,9 @@ class Eagle3(Drafter):
         return gather_rows(x_BNE, count_B1 - 1), caches
 
     @classmethod
-    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
+    def passes(cls, k: int) -> list[int]:
         # the verified rows and the first draft, then one row for each further draft
-        return (DraftPass(k + 1, 1), *(DraftPass(1, 1) for _ in range(k - 1)))
+        return [k + 1] + [1] * (k - 1)
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
@@ -232,8 +230,8 @@ class Eagle3(Drafter):
         """By the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
         outside = {"embed_tokens": COLUMNS, "fc": ROWS, "norm": REPLICATED, "lm_head": ROWS}
         rows = [Weight(f"{name}.weight", ((f"{name}.weight", shard),)) for name, shard in outside.items()]
-        layer = [row for row in DECODER_LAYER if row[0] not in ("self_attn.q_norm", "self_attn.k_norm")]
-        rows += layer_weights("layers.0", "", (*layer, ("hidden_norm", REPLICATED)), packing)
+        layer = {n: s for n, s in DECODER_LAYER.items() if n not in ("self_attn.q_norm", "self_attn.k_norm")}
+        rows += layer_weights("layers.0", "", layer | {"hidden_norm": REPLICATED}, packing)
         if config.draft_vocab_size < config.vocab_size:
             rows.append(Weight("d2t", (("d2t", REPLICATED),), dtype="int32"))
         return rows

@@ -18,16 +18,7 @@ import torch
 from torch import Tensor
 
 from model.config import Qwen3Config, config_from_dict
-from model.drafter import (
-    DraftPass,
-    DraftState,
-    PrefillChunk,
-    StateSpec,
-    StepRows,
-    VerifyResult,
-    shift_append,
-    write_slot,
-)
+from model.drafter import DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
 from model.drafters.chain import Chain
 from model.errors import UserError
 from model.ops import gather_rows, iota
@@ -72,7 +63,9 @@ class Parallel(Chain):
         return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, state.slots)
 
     def update(self, result: VerifyResult, state: DraftState) -> DraftState:
-        return state._replace(slots=(shift_append(state.slots[0], result.ids_BN.unsqueeze(-1), result.count_B1),))
+        (before_BK1,), count_B1 = state.slots, result.count_B1
+        ids_BJ1 = torch.cat((before_BK1, result.ids_BN.unsqueeze(-1)), 1)
+        return state._replace(slots=(gather_rows(ids_BJ1, count_B1 + iota(before_BK1.shape[1], count_B1)),))
 
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
         caches = self.model.hidden(chunk.ids_1S, state.caches, chunk.meta).caches
@@ -83,23 +76,20 @@ class Parallel(Chain):
         return DraftState(caches, (write_slot(before_BK1, gather_rows(ids_1S1, last_1K), chunk.slot_1),))
 
     @classmethod
-    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
-        return (DraftPass(max_k + k, k),)
+    def passes(cls, k: int) -> list[int]:
+        return [2 * k]
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
-        return _mask_id(raw) is not None
+        return any(raw.get(key) is not None for key in _MASK_KEYS)
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
-        config, mask_id = config_from_dict(raw, where), _mask_id(raw)
+        config = config_from_dict(raw, where)
+        mask_id = next((raw[key] for key in _MASK_KEYS if raw.get(key) is not None), None)
         if type(mask_id) is not int or not 0 <= mask_id < config.vocab_size:
             raise UserError(
                 f"{where} has {mask_id!r} as pard_token; a parallel draft needs the id of its mask token there: give "
                 "the folder of such a checkpoint, or --drafter chain"
             )
         return MaskedConfig(**vars(config), mask_id=mask_id)
-
-
-def _mask_id(raw: dict[str, Any]) -> Any:
-    return next((raw[key] for key in _MASK_KEYS if raw.get(key) is not None), None)

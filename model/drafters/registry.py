@@ -26,7 +26,7 @@ def infer_drafter(name_or_path: str) -> type[Drafter]:
     if name_or_path in PRESETS:
         return Chain
     raw = raw_config(name_or_path)
-    return next((d for d in DRAFTERS.values() if d is not Chain and d.matches_config(raw)), Chain)
+    return next((d for d in DRAFTERS.values() if d.matches_config(raw)), Chain)
 
 
 def load_draft(drafter: type[Drafter], name_or_path: str, target: Qwen3Config) -> Any:

@@ -1,7 +1,6 @@
 """The NKI backend: the operations of `model/context.py` as launches of kernels.
 
-A launch is served by nkisim at once (`model/nki/simulated.py`), by a custom call of a graph
-(`compile/graph/custom_call.py`), or by the device (`model/nki/on_device.py`).
+A launch is served by nkisim at once (`model/nki/simulated.py`), or is a custom call of a graph.
 """
 
 import functools
@@ -25,8 +24,6 @@ from model.sampling import GUMBEL_DOMAIN, NO_ID, SamplingParams, ShardArgmax, is
 from model.weights import Packing
 from nki_kernels.limits import FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
-# the backends by the names of the build's flag
-NAMES = (Context.name, "nki")
 # scores of marked rows: beyond every other
 _LAST, _FIRST = -3e38, 3e38
 
@@ -39,11 +36,11 @@ def no_launch(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]
 def make_context(
     name: str, tp: int, ops: Ops = EAGER, launch: Launcher = no_launch, layers: int = 1, without: tuple[str, ...] = ()
 ) -> Context:
-    """The context of a backend of `NAMES`, its kernels served by `launch`, with at most so many layers in a launch.
+    """The context of a build's `kernels`: on torch, or on NKI kernels served by `launch`, `layers` at most in one.
 
     `without`: kernels that become operations of the graph.
     """
-    return Context(tp, ops) if name == Context.name else NkiContext(tp, ops, launch, layers, without)
+    return NkiContext(tp, ops, launch, layers, without) if name == "nki" else Context(tp, ops)
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,7 @@ class NkiContext(Context):
     launch: Launcher = no_launch
     layers: int = 1
     without: tuple[str, ...] = ()
-    name: ClassVar[str] = "nki"
     sharded: ClassVar[bool] = True
-    prompt_rows: ClassVar[int] = KEY_TILE
 
     def packing(self, config: ModelConfig) -> Packing:
         full = config.hidden_size % KEY_TILE == 0
@@ -124,7 +119,9 @@ class NkiContext(Context):
             shape = (LNC, rows[0].shape[0])
             results = (Result(shape, "float32"), Result(shape, "int32"))
             values, ids = self.run("coupled_sample", (*rows, shard.start_11), *results)
-            parts.append(_best_of_cores(values, ids.float()))
+            # a core samples from a part of the ids, in their order: of equal values the first one's is the smaller id
+            of_cores, first_R = (values, ids.float()), values[0] >= values[-1]
+            parts.append(torch.stack([torch.where(first_R, t[0], t[-1]) for t in of_cores]))
         # a collective for both: ids are exact in fp32
         gathered = self.ops.all_gather(_marked(torch.cat(parts, 1), best_R).T)
         best = gathered.unflatten(-1, (-1, 2)).permute(1, 2, 0)
@@ -167,12 +164,6 @@ class NkiContext(Context):
             (sums,) = self.run("weights_above", (logits_RV[part], *columns, thresholds_RJ[part]), result)
             parts.append(sums.sum(0).T)
         return torch.cat(parts)
-
-
-def _best_of_cores(values_LR: Tensor, ids_LR: Tensor) -> Tensor:
-    """(2, R): the best value of the cores, each of which samples from a part of the ids, and its smallest id."""
-    first_R = values_LR[0] >= values_LR[-1]
-    return torch.stack([torch.where(first_R, of_core[0], of_core[-1]) for of_core in (values_LR, ids_LR)])
 
 
 def _marked(best_2R: Tensor, logit_R: Tensor) -> Tensor:

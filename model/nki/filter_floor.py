@@ -15,8 +15,6 @@ from model.ops import Ops, add_halves, shift_left, shift_right
 from nki_kernels.limits import NO_FLOOR
 
 _BITS, _THRESHOLDS = 4, 15
-# of one call over several ranks: the rows' best logits, the passes of two searches, the mass between them
-ALL_GATHERS = 1 + 2 * (32 // _BITS) + 1
 # keys of the lowest and the highest finite number
 _LOWEST_KEY, _HIGHEST_KEY = -0x7F800000, 0x7F7FFFFF
 _SIGN = -(1 << 31)
@@ -87,18 +85,17 @@ def _smallest_kept(
 
 
 def _number(code: Tensor) -> Tensor:
-    """The finite fp32 number that has a place of the order, counted in 32 unsigned bits."""
+    """The finite fp32 number that has a place of the order, counted in 32 unsigned bits.
+
+    Its 31 bits become a number by products with powers of two, which are exact; numbers below 2^-126 are 0.
+    """
     key = (code ^ _SIGN).clamp(_LOWEST_KEY, _HIGHEST_KEY)
     # the bits below the sign are inverted in negative numbers
-    size = _size(torch.where(key < 0, -1 - key, key))
-    return torch.where(key < 0, -size, size)
-
-
-def _size(bits: Tensor) -> Tensor:
-    """The fp32 number of 31 bits, by products with powers of two, which are exact; numbers below 2^-126 are 0."""
+    bits = torch.where(key < 0, -1 - key, key)
     size = (1 + (bits & 0x7FFFFF).float() * 2.0**-23) * 2.0**-126
     exponent = shift_right(bits, 23)
     # 2^128 is no fp32 number: the highest bit is two factors
     for bit, factor in ((7, 2.0**64), (7, 2.0**64), *((b, 2.0 ** (1 << b)) for b in range(6, -1, -1))):
         size = torch.where((shift_right(exponent - 1, bit) & 1) > 0, size * factor, size)
-    return torch.where(exponent > 0, size, 0.0)
+    size = torch.where(exponent > 0, size, 0.0)
+    return torch.where(key < 0, -size, size)

@@ -1,7 +1,14 @@
-"""The kernels that a launch can name; a graph's kernels are looked up here, and nowhere else."""
+"""The kernels that a launch can name, looked up here and nowhere else, and their launches on the host's arrays."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from model.dtypes import BY_NAME
+from model.nki.launches import Launch, filled, like
 from nki_kernels.attention.append_rows import append_rows_kernel
 from nki_kernels.attention.prompt import prompt_attention_kernel
 from nki_kernels.attention.verify import verify_attention_kernel
@@ -15,16 +22,31 @@ from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
 from nki_kernels.sampling.weights_above import weights_above_kernel
 
 KERNELS: dict[str, Any] = {
-    "accept_drafts": accept_drafts_kernel,
-    "append_rows": append_rows_kernel,
-    "coupled_sample": coupled_sample_kernel,
-    "decode_attention": decode_attention_kernel,
-    "decode_layers": decode_layers_kernel,
-    "decode_mlp": decode_mlp_kernel,
-    "gumbel_noise": gumbel_noise_kernel,
-    "prompt_attention": prompt_attention_kernel,
-    "prompt_mlp": prompt_mlp_kernel,
-    "prompt_product": prompt_product_kernel,
-    "verify_attention": verify_attention_kernel,
+    "accept_drafts": accept_drafts_kernel, "append_rows": append_rows_kernel, "coupled_sample": coupled_sample_kernel,
+    "decode_attention": decode_attention_kernel, "decode_layers": decode_layers_kernel, "decode_mlp": decode_mlp_kernel,
+    "gumbel_noise": gumbel_noise_kernel, "prompt_attention": prompt_attention_kernel, "prompt_mlp": prompt_mlp_kernel,
+    "prompt_product": prompt_product_kernel, "verify_attention": verify_attention_kernel,
     "weights_above": weights_above_kernel,
-}
+}  # fmt: skip
+
+
+# runs a kernel: the simulator, or the vendor's kernels themselves
+Runner = Callable[[Any], Any]
+
+
+def run(launch: Launch, operands: Sequence[Any], runner: Runner) -> list[Any]:
+    """The results of a launch on numpy arrays, which stay as they are, then what it changed."""
+    arrays = [a.copy() if i in launch.changed else a for i, a in enumerate(operands)]
+    found = runner(KERNELS[launch.kernel][launch.lnc])(*filled(launch.arguments, arrays))
+    results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
+    return [*results, *(arrays[i] for i in launch.changed)]
+
+
+def run_on_tensors(
+    launch: Launch, tensors: Sequence[Tensor], runner: Runner = lambda kernel: kernel
+) -> tuple[Tensor, ...]:
+    """The same on torch tensors."""
+    # as bytes: numpy and torch share no bfloat16
+    arrays = [t.detach().contiguous().view(torch.uint8).numpy().view(BY_NAME[like(t).dtype].numpy) for t in tensors]
+    results = (np.ascontiguousarray(array) for array in run(launch, arrays, runner))
+    return tuple(torch.from_numpy(a.view(np.uint8)).view(BY_NAME[a.dtype.name].torch) for a in results)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 import compile.graph.trace
 from compile.graph import collectives
-from compile.graph.custom_call import launch_in_graph
 from compile.graph.torchax_seam import interop
-from compile.graph.trace import lower_graph, lower_graphs, traced_pair
+from compile.graph.trace import launch_in_graph, lower_graph, lower_graphs, traced_pair
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
@@ -205,7 +204,7 @@ def _proto(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _summed(x: jax.Array, ranks: int = 4) -> jax.Array:
-    return jax.jit(lambda y: collectives.all_reduce(y, ranks))(x)
+    return jax.jit(lambda y: collectives.ALL_REDUCE.bind(y, ranks=ranks))(x)
 
 
 INTEGERS: dict[str, Callable[[jax.Array], Any]] = {

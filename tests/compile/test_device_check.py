@@ -20,13 +20,14 @@ from compile.device_check import ids
 from compile.device_check.__main__ import CHECKS, Check, isolated, main, run_checks
 from compile.device_check.kernels import CASES, errors
 from compile.spec import BuildSpec, Recipe
-from model.cache import KEY_TILE, AttentionMetadata, empty_caches
+from model.cache import KEY_TILE, AttentionMetadata
 from model.errors import UserError
 from model.nki import simulated
 from model.nki.launches import Launch
 from model.nki.table import KERNELS
 from tests.compile.tiny import spec, write_noisy_pair
 from tests.eager_graphs import eager_graphs
+from tests.model.paged import empty_caches
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine

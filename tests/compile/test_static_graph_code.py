@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # what runs on the host: NumPy's bits, launches served at once, JAX's own primitives, the command
-_HOST = ("dtypes.py", "generate.py", "simulated.py", "custom_calls.py", "on_device.py")
+_HOST = ("dtypes.py", "generate.py", "table.py", "custom_calls.py")
 GRAPH_CODE = [*(f for f in (ROOT / "model").rglob("*.py") if f.name not in _HOST), ROOT / "compile/nxd/module.py"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model.cache import KEY_TILE, AttentionMetadata, Cache, empty_caches
+from model.cache import KEY_TILE, AttentionMetadata, Cache, cache_shape
 from model.config import ModelConfig
 
 
@@ -13,6 +13,12 @@ def block_table(batch: int, length: int) -> Tensor:
     """(B, L) int32: block 0 is none."""
     blocks = -(-length // KEY_TILE)
     return 1 + torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
+
+
+def empty_caches(config: ModelConfig, tp: int, blocks: int, dtype: torch.dtype) -> list[Cache]:
+    """Zeroed caches, one per layer."""
+    shape = cache_shape(config, tp, blocks)
+    return [Cache(*(torch.zeros(shape, dtype=dtype) for _ in "kv")) for _ in range(config.num_hidden_layers)]
 
 
 def empty(config: ModelConfig, batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[Cache]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model.approx_filters import approximate
-from model.cache import AttentionMetadata, empty_caches
+from model.cache import AttentionMetadata
 from model.config import load_config
 from model.context import ONE_RANK, Context
 from model.drafters.eagle3 import Eagle3, Eagle3Model
@@ -30,6 +30,7 @@ from model.weights import Packing
 from tests.compile.tiny import shard_of, write_model
 from tests.model.drafted import PROMPTS, Drafted, Spoil, beyond, pair_of, steps
 from tests.model.heads import write_head
+from tests.model.paged import empty_caches
 from tests.model.ranks import on_ranks
 from trnspec.bundle.checkpoint import Checkpoint
 

@@ -1,29 +1,25 @@
-"""Models on simulated kernels, fused layers included, against torch; and what a launch on a device gets."""
+"""Models on simulated kernels, fused layers included, against torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections import Counter
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from model.cache import AttentionMetadata, empty_caches
+from model.cache import AttentionMetadata
 from model.config import PRESETS
 from model.context import Context
-from model.errors import UserError
 from model.nki import simulated
 from model.nki.context import NkiContext
 from model.nki.fused_layer import group_sizes
-from model.nki.launches import LNC, Launch, Result, from_text, to_text
-from model.nki.on_device import launch_on_device
-from model.nki.table import KERNELS
+from model.nki.launches import Launch, Result, from_text, to_text
 from model.ops import EAGER
 from model.qwen3 import Qwen3
 from model.rope import rotation
+from tests.model.paged import empty_caches
 
 # the smallest Qwen3 that the fused kernels take
 SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 512}
@@ -171,25 +167,3 @@ def test_a_launch_survives_as_text() -> None:
     launch = Launch("gumbel_noise", ["#0", "#1", "#2", 17, None, 0.5], (Result((2, 3), "float32"),), (1,))
     operands = [Result((1, 2), "int32"), Result((4,), "bfloat16")]
     assert from_text(to_text(launch, operands)) == (launch, operands)
-
-
-def test_a_device_launch_gives_the_kernel_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the vendor's nki: torch tensors in, results and changed tensors out. It needs a device."""
-    seen: list[Any] = []
-
-    def kernel(*arguments: Any) -> Any:
-        seen.extend(arguments)
-        return arguments[0] + 1
-
-    launch, (x, y) = (
-        Launch("gumbel_noise", ["#0", "#1", 5], (Result((2,), "float32"),), (1,)),
-        (torch.zeros(2), torch.ones(3)),
-    )
-    with pytest.raises(UserError, match="nki is the simulator"):
-        launch_on_device(launch, (x, y))
-    monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))
-    monkeypatch.setitem(KERNELS, "gumbel_noise", {LNC: kernel})
-    out = launch_on_device(launch, (x, y))
-    assert torch.equal(out[0], x + 1)
-    assert out[1] is y
-    assert (seen[0] is x, seen[1] is y, seen[2:]) == (True, True, [5])

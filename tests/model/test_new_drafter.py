@@ -18,7 +18,7 @@ from torch import Tensor
 from compile.build import build
 from model.config import Qwen3Config
 from model.context import Context
-from model.drafter import Drafter, DraftPass, DraftState, StepRows
+from model.drafter import Drafter, DraftState, StepRows
 from model.drafters.registry import DRAFTERS
 from model.layers import Head, LanguageModel
 from model.sampling import SamplingParams
@@ -79,8 +79,8 @@ class Bigram(Drafter):
         return torch.cat(drafts, 1), state
 
     @classmethod
-    def passes(cls, k: int, max_k: int) -> tuple[DraftPass, ...]:
-        return (DraftPass(1, 1),) * k
+    def passes(cls, k: int) -> list[int]:
+        return [1] * k
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:

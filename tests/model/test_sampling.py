@@ -126,7 +126,7 @@ def test_neighbours_change_no_row() -> None:
     together = _sampled(logits, mixed, positions)
     for row in range(3):
         own = slice(row, row + 1)
-        alone = SamplingParams(mixed.temperature_R[own], seeds[own], filters.each(lambda t, own=own: t[own]))
+        alone = SamplingParams(mixed.temperature_R[own], seeds[own], Filters(*(t[own] for t in filters)))
         assert _sampled(logits[own], alone, positions[own])[0] == together[row]
     assert together[0] == logits[0].argmax()
 

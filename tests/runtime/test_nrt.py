@@ -7,18 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from compile.build import build
 from model.errors import UserError
-from model.graph_io import StepOutputs
 from tests.compile.run_requests import REQUESTS
 from tests.ended import check_end
 from tests.engine.ahead import ids_ahead
@@ -32,7 +29,7 @@ from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Result
 from trnspec.runtime import ranks
-from trnspec.runtime.nrt import NrtRunner, Output, _cores
+from trnspec.runtime.nrt import NrtRunner, _cores
 from trnspec.runtime.nrt_rank import RankWorker
 from trnspec.runtime.runner import Runner
 
@@ -73,15 +70,6 @@ def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, f
         ids, followed = ids_ahead(AsyncEngine(held, engine_config(several)), REQUESTS)
         assert ids == [r.ids for r in _served(one)]
         assert followed > 2
-
-
-def test_an_output_is_ready_when_its_run_has_ended() -> None:
-    run = Future[Any]()
-    outputs = StepOutputs(*(Output(run, index) for index in range(3)))
-    assert not outputs.ready
-    run.set_result([np.zeros(1)] * 3)
-    assert outputs.ready
-    assert StepOutputs(*[np.zeros(1)] * 3).ready, "the host's own arrays are"
 
 
 @pytest.mark.slow

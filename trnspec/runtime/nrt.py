@@ -43,10 +43,6 @@ class Output:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.run.result()[self.index], dtype)
 
-    def is_ready(self) -> bool:
-        """Whether the run has ended, by the name that JAX's arrays have for it."""
-        return self.run.done()
-
 
 class NrtRunner(Runner):
     """Loads a bundle's NEFFs on every rank.
