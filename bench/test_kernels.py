@@ -1,7 +1,8 @@
-"""`pytest bench --benchmark-only`: every case of `bench.kernels` by pytest-benchmark; `--benchmark-json FILE` writes them.
+"""`pytest bench --benchmark-only`: every case of `bench.kernels` by pytest-benchmark.
 
 Each case is simulated once: `extra_info` has the kernel's simulated time, its band and its share of the roofline; the
-benchmark's own seconds are nkisim's on this machine. Where `nki` is the vendor's, `extra_info` has the device's time too.
+benchmark's own seconds are nkisim's on this machine. Where `nki` is the vendor's, `extra_info` has the device's time.
+`--benchmark-json FILE` writes all of it.
 """
 
 from typing import Any
