@@ -169,9 +169,9 @@ def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
 
 @functools.cache
 def _without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tuple[Request, Result]]]:
-    """Requests greedy, sampled and under grammars, as many that need no full sampling, and their results."""
-    every = [*_requests(), *_requests(0.9)[::3], *GRAMMARS]
-    requests = [dataclasses.replace(r, logprobs=0 if n % 3 else None) for n, r in enumerate(every)]
+    """Requests under grammars, greedy and sampled, as many that need no full sampling, and their results."""
+    every = [*GRAMMARS, *_requests(), *_requests(0.9)[::3]]
+    requests = [dataclasses.replace(r, logprobs=0 if n % 4 else None) for n, r in enumerate(every)]
     free = [Request((5, 6, n), Params(0.8 * (n % 2), seed=n), 20) for n in range(len(requests))]
     engine = eager_engine(family, "none", batch=8)
     return [*zip(requests, engine.run(requests), strict=True)], [*zip(free, engine.run(free), strict=True)]
@@ -179,11 +179,11 @@ def _without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tu
 
 @pytest.mark.parametrize("drafter", WITH_DRAFTS)
 def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str) -> None:
-    """Any limit of drafts, slots that others have used, neighbours without any; each drafter has every third request
-    of a mix."""
-    first = WITH_DRAFTS.index(drafter) % 3
-    of_mixes, of_free = (results[first::3] for results in _without_drafts(family))
-    (requests, alone), (free, free_alone) = (zip(*pairs, strict=True) for pairs in (of_mixes, of_free))
+    """Any limit of drafts, slots that others have used, neighbours without any; each drafter has a third
+    of the mixes."""
+    first, grammars = WITH_DRAFTS.index(drafter) % 3, len(GRAMMARS)
+    pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in _without_drafts(family))
+    (requests, alone), (free, free_alone) = (zip(*of, strict=True) for of in pairs)
     engine = eager_engine(family, drafter, batch=8)
     if drafter == "ngram":
         engine.propose = _mostly(requests, alone)

@@ -23,12 +23,9 @@ BATCH, TOKENS, K = 8, 16, 7
 DRAFTS = ("draft_dflash", "draft_dspark")
 
 
-def _config(drafter: DFlash, **changes: Any) -> None:
-    drafter.model.config = replace(drafter.model.config, **changes)
-
-
 def _rows_off_by_one(drafter: DFlash) -> None:
-    _config(drafter, shifted=not drafter.model.config.shifted)
+    config = drafter.model.config
+    drafter.model.config = replace(config, shifted=not config.shifted)
 
 
 def _stale_context(drafter: DFlash) -> None:
@@ -46,11 +43,11 @@ def _noise_of_the_next_position(drafter: DFlash) -> None:
 
 
 Fault = Callable[[Any], None]
-SEEN: list[Fault] = [_rows_off_by_one, _stale_context, _noise_of_the_next_position]
+FAULTS: list[Fault] = [_rows_off_by_one, _stale_context, _noise_of_the_next_position]
 
 
 @functools.cache
-def tokens_a_step(draft: str, fault: Fault | None) -> float:
+def tokens_per_step(draft: str, fault: Fault | None) -> float:
     """Of the demo's prompts at temperature 0.6."""
     graphs = graphs_of(Path("demo/target"), Path("demo") / draft, (K,), BATCH)
     if fault:
@@ -63,7 +60,7 @@ def tokens_a_step(draft: str, fault: Fault | None) -> float:
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("fault", SEEN, ids=lambda fault: fault.__name__[1:])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__[1:])
 @torch.no_grad()
 def test_a_planted_fault_is_seen_in_acceptance(draft: str, fault: Fault) -> None:
-    assert tokens_a_step(draft, fault) < 0.9 * tokens_a_step(draft, None)
+    assert tokens_per_step(draft, fault) < 0.9 * tokens_per_step(draft, None)
