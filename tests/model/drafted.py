@@ -79,31 +79,31 @@ def steps(
     step. With `k_0` each step is followed by one of k 0.
     """
     torch.manual_seed(k)
-    texts = list[list[int]]()
+    sequences = list[list[int]]()
     for slot, prompt in enumerate(PROMPTS):
         inputs = _inputs([prompt + [0] * (LENGTH - len(prompt))], [0], slot, len(prompt))
         out = graphs.run(GraphKey(Stage.PREFILL, k, LENGTH, rows=LENGTH), inputs)
-        texts.append([*prompt, out.next_ids.item()])
+        sequences.append([*prompt, out.next_ids.item()])
     for _ in range(count):
         if spoiled is not None:
-            _spoil(graphs, [len(t) - 1 + spoiled for t in texts])
-        out, logits, drafts = _recorded(graphs, k, texts)
-        yield [Drafted(list(t), logits[b], drafts[b].tolist()) for b, t in enumerate(texts)]
-        _extend(texts, out)
+            _spoil(graphs, [len(t) - 1 + spoiled for t in sequences])
+        out, logits, drafts = _recorded(graphs, k, sequences)
+        yield [Drafted(list(t), logits[b], drafts[b].tolist()) for b, t in enumerate(sequences)]
+        _extend(sequences, out)
         if k_0:
-            _extend(texts, graphs.run(GraphKey(Stage.STEP, 0, LENGTH), _step_inputs(texts)))
+            _extend(sequences, graphs.run(GraphKey(Stage.STEP, 0, LENGTH), _step_inputs(sequences)))
 
 
-def _step_inputs(texts: list[list[int]]) -> StepInputs:
-    return _inputs([t[-1:] for t in texts], [len(t) - 1 for t in texts])
+def _step_inputs(sequences: list[list[int]]) -> StepInputs:
+    return _inputs([t[-1:] for t in sequences], [len(t) - 1 for t in sequences])
 
 
-def _extend(texts: list[list[int]], out: StepOutputs) -> None:
-    for text, row in zip(texts, out.accepted_tokens.tolist(), strict=True):
-        text += [i for i in row if i >= 0]
+def _extend(sequences: list[list[int]], out: StepOutputs) -> None:
+    for sequence, row in zip(sequences, out.accepted_tokens.tolist(), strict=True):
+        sequence += [i for i in row if i >= 0]
 
 
-def _recorded(graphs: EagerGraphs, k: int, texts: list[list[int]]) -> tuple[StepOutputs, Tensor, Tensor]:
+def _recorded(graphs: EagerGraphs, k: int, sequences: list[list[int]]) -> tuple[StepOutputs, Tensor, Tensor]:
     """A step, the logits (B, k, V) of its drafts and the drafts (B, k)."""
     logits, candidates, drafter, propose = [], [], graphs.pair.drafter, graphs.pair.drafter.propose
 
@@ -114,7 +114,7 @@ def _recorded(graphs: EagerGraphs, k: int, texts: list[list[int]]) -> tuple[Step
 
     handle = drafter.model.lm_head.register_forward_hook(lambda module, given, result: logits.append(result))
     with mock.patch.object(drafter, "propose", proposed), mock.patch.object(Context, "accept", _any_count):
-        out = graphs.run(GraphKey(Stage.STEP, k, LENGTH), _step_inputs(texts))
+        out = graphs.run(GraphKey(Stage.STEP, k, LENGTH), _step_inputs(sequences))
     handle.remove()
     return out, torch.cat(logits, 1), candidates[0]
 

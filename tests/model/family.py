@@ -1,7 +1,7 @@
 """One target and a draft of every kind that is right now and then, and a bundle of each, built once a session.
 
 Tests share its bundles, because tracing and compiling their graphs takes most of the suite's time: a test gives
-options of its own only where these are its subject.
+other options only where these are its subject.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trnspec.runtime.xla import XlaRunner
 E = TypeVar("E", bound=Engine)
 V = 64
 NOT_TRACED = b"not traced"
-# of each drafter: the flags that are its own; a second k is for steps of few drafts
+# of each drafter: its flags; a second k is for steps of few drafts
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": "0"},
     "chain": {"draft": "chain", "k": "1,3"},
@@ -85,7 +85,7 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
 
 
 def caches(graphs: XlaRunner) -> dict[str, np.ndarray]:
-    """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
+    """The keys and values of all blocks as the bundle's graphs have them; ranks one after the other."""
     return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 

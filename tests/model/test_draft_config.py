@@ -40,7 +40,7 @@ def folder(tmp_path: Path, raw: object) -> str:
 READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "speculators": (EAGLE3, {}),
     "original, layers as vLLM gives them": (ORIGINAL, {"taps": (2, 32, 61), "norm_before_residual": False}),
-    # in the order of the layers, each once; in an object of their own if the root has none
+    # in the order of the layers, each once; in an object if the root has none
     "listed": (ORIGINAL | {_TAPS: [5, 1, 3, 3]}, {"norm_before_residual": False}),
     "nested": (ORIGINAL | {"eagle_config": {_TAPS: [3, 1, 5]}}, {"norm_before_residual": False}),
     "both": (ORIGINAL | {_TAPS: [1, 3, 5], "eagle_config": {_TAPS: [2]}}, {"norm_before_residual": False}),
@@ -84,59 +84,52 @@ def test_formats_of_one_block_are_one_configuration(tmp_path: Path) -> None:
             assert load_draft(DRAFTERS["dflash"], folder(tmp_path, form), DEMO) == expected
 
 
-def test_the_drafter_is_inferred() -> None:
-    for name, drafter in (("draft", "chain"), ("draft_parallel", "parallel"), ("draft_dspark", "dflash")):
-        assert infer_drafter(f"demo/{name}").name == drafter
-
-
-@pytest.mark.parametrize("kind", ["parallel", "eagle3", "dflash"])
-def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
-    config = load_draft(DRAFTERS[kind], f"demo/draft_{kind}", DEMO)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("draft", "chain"),
+        *((f"draft_{kind}", kind) for kind in ("parallel", "eagle3", "dflash")),
+        ("draft_dspark", "dflash"),
+    ],
+)
+def test_a_draft_s_kind_is_inferred_and_a_manifest_gives_back_what_was_read(name: str, kind: str) -> None:
+    drafter = infer_drafter(f"demo/{name}")
+    config = load_draft(drafter, f"demo/{name}", DEMO)
+    assert drafter.name == kind
     assert read(type(config), json.loads(json.dumps(vars(config)))) == config
 
 
-# the drafter, a config.json that it reads, what is changed in it, what the sentence says
-REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("parallel", _QWEN3 | {"pard_token": 63}, {"pard_token": 64}, "has 64 as pard_token"),
-    *(
-        ("eagle3", EAGLE3, changes, said)
-        for changes, said in (
-            ({"norm_before_fc": True}, "norm_before_fc"),
-            ({"ptd_token_id": 7}, "ptd_token_id"),
-            ({"speculators_model_type": "dflash"}, "no EAGLE-3 head"),
-            ({"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
-            ({_TAPS: [1, -3]}, "taps"),
-            ({"transformer_layer_config": 7}, "no EAGLE-3 head"),
-            ({"transformer_layer_config": {}}, "hidden_size"),
-        )
-    ),
-    *(
-        ("dflash", block_config(form), changes, said)
-        for form, changes, said in (
-            ("z-lab", {"block_size": 1}, "block_size is 1"),
-            ("z-lab", {"layer_types": ["full_attention", "sliding_attention"]}, "sets layer_types"),
-            ("z-lab", {"num_target_layers": 6}, "sets num_target_layers to 6"),
-            ("z-lab", {"dflash_config": {"mask_token_id": 64}}, "mask_token_id 64; the vocabulary ends at 63"),
-            ("z-lab", {"selector_rank": 256}, "sets selector_rank to 256"),
-            ("z-lab", {"attention_bias": True}, "sets attention_bias"),
-            ("specforge", {"dflash_config": {"projector_type": "domino"}}, "sets projector_type to 'domino'"),
-            ("deepspec", {"markov_head_type": "gated"}, "sets markov_head_type to 'gated'"),
-            ("speculators", {"draft_vocab_size": 40}, "sets draft_vocab_size to 40"),
-            ("speculators", {"speculators_model_type": "dflash2"}, "describes 'dflash2'"),
-            ("speculators", {"sample_from_anchor": "no"}, "shifted is 'no', expected true or false"),
-        )
-    ),
+# a draft whose config.json is read, what is changed in it, what the sentence says
+RAW = {"parallel": _QWEN3 | {"pard_token": 63}, "eagle3": EAGLE3} | {form: block_config(form) for form in BLOCKS}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("parallel", {"pard_token": 64}, "has 64 as pard_token"),
+    ("eagle3", {"norm_before_fc": True}, "norm_before_fc"),
+    ("eagle3", {"ptd_token_id": 7}, "ptd_token_id"),
+    ("eagle3", {"speculators_model_type": "dflash"}, "no EAGLE-3 head"),
+    ("eagle3", {"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
+    ("eagle3", {_TAPS: [1, -3]}, "taps"),
+    ("eagle3", {"transformer_layer_config": 7}, "no EAGLE-3 head"),
+    ("eagle3", {"transformer_layer_config": {}}, "hidden_size"),
+    ("z-lab", {"block_size": 1}, "block_size is 1"),
+    ("z-lab", {"layer_types": ["full_attention", "sliding_attention"]}, "sets layer_types"),
+    ("z-lab", {"num_target_layers": 6}, "sets num_target_layers to 6"),
+    ("z-lab", {"dflash_config": {"mask_token_id": 64}}, "mask_token_id 64; the vocabulary ends at 63"),
+    ("z-lab", {"selector_rank": 256}, "sets selector_rank to 256"),
+    ("z-lab", {"attention_bias": True}, "sets attention_bias"),
+    ("specforge", {"dflash_config": {"projector_type": "domino"}}, "sets projector_type to 'domino'"),
+    ("deepspec", {"markov_head_type": "gated"}, "sets markov_head_type to 'gated'"),
+    ("speculators", {"draft_vocab_size": 40}, "sets draft_vocab_size to 40"),
+    ("speculators", {"speculators_model_type": "dflash2"}, "describes 'dflash2'"),
+    ("speculators", {"sample_from_anchor": "no"}, "shifted is 'no', expected true or false"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "raw", "changes", "said"), REFUSED, ids=[said[:30] for *_, said in REFUSED])
-def test_what_cannot_be_built_is_one_sentence(
-    tmp_path: Path, kind: str, raw: dict[str, Any], changes: dict[str, Any], said: str
-) -> None:
-    target, merged = DEMO if kind == "eagle3" else TINY, raw | changes
-    load_draft(DRAFTERS[kind], folder(tmp_path, raw), target)
-    if "dflash_config" in changes:
-        merged["dflash_config"] = raw["dflash_config"] | changes["dflash_config"]
+@pytest.mark.parametrize(("name", "changes", "said"), REFUSED, ids=[said[:30] for *_, said in REFUSED])
+def test_what_cannot_be_built_is_one_sentence(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
+    raw, target = RAW[name], DEMO if name == "eagle3" else TINY
+    drafter = infer_drafter(folder(tmp_path, raw))
+    load_draft(drafter, str(tmp_path), target)
+    nested = {key: raw[key] | value for key, value in changes.items() if key == "dflash_config"}
     with pytest.raises(UserError, match=said) as refusal:
-        load_draft(DRAFTERS[kind], folder(tmp_path, merged), target)
+        load_draft(drafter, folder(tmp_path, raw | changes | nested), target)
     assert "\n" not in str(refusal.value)

@@ -90,7 +90,7 @@ def _of_markov_head(vocabulary: int, ctx: Context, rank: int, k: int = 4) -> Ten
 
 def _markov_numbers(vocabulary: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """w1, w2 and the logits of k rows of four sequences, less different than their noise."""
-    # ranks are threads, which share torch's own generator
+    # ranks are threads, which share torch's generator
     generator = torch.Generator().manual_seed(1)
     w1, w2 = (torch.randn(vocabulary, 4, generator=generator) for _ in "12")
     return w1, w2, 0.3 * torch.randn(4, k, vocabulary, generator=generator)

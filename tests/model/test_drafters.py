@@ -7,7 +7,6 @@ in bf16 or on two ranks. test_invariance.py has limits, order and the context's 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -103,25 +102,20 @@ def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
 
 
 class InTurn(FixedK):
-    """Steps of several k and of none in turn."""
-
-    def __init__(self, *ks: int) -> None:
-        self.ks, self.places, self.ran = ks, itertools.cycle(ks), set[int]()
+    """Another k in each step."""
 
     def choose(self) -> int:
-        return next(self.places)
-
-    def ended(self, k: int, *_: Any) -> None:
-        self.ran.add(k)
+        self.ks = (*self.ks[1:], self.ks[0])
+        return self.ks[0]
 
 
 @pytest.mark.parametrize(("drafter", "max_k"), [("eagle3", 6), ("dflash", 5)])
 def test_tokens_are_the_targets_after_steps_of_k_0(family: Path, drafter: str, max_k: int) -> None:
-    requests = _requests(6, 5)
-    engine = eager_engine(family, drafter, k=f"2,{max_k}", batch=1)
-    engine.step_k = InTurn(max_k, 0, 2, 0)
+    requests, engine = _requests(6, 5), eager_engine(family, drafter, k=f"2,{max_k}", batch=1)
+    engine.step_k, keys = InTurn(max_k), engine.runner.keys  # type: ignore[attr-defined]
+    engine.step_k.ks, first = (max_k, 0, 2, 0), len(keys)
     _check(eager_engine(family, "none", batch=8).run(requests), engine.run(requests))
-    assert engine.step_k.ran == {0, 2, max_k}
+    assert {key.k for key in keys[first:] if not key.is_prefill} == {0, 2, max_k}
 
 
 def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:

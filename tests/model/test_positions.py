@@ -13,7 +13,7 @@ from tests.model.family import eager_engine
 from trnspec.engine.request import Params, Request
 from trnspec.engine.slots import Slot
 
-# in fp32 logits over this are lost beside the noise
+# logits divided by it are below the resolution of the noise in fp32
 NOISE_ONLY = 1e30
 
 

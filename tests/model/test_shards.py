@@ -80,7 +80,7 @@ def test_every_rank_finds_the_same_floor(ranks: int) -> None:
 
 @pytest.mark.parametrize("shape", [(40, 501), (3, 7)])
 def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
-    """Exactly the law's ids, ties included; more rows than a launch takes; without filters there is no floor."""
+    """Exactly the law's ids, ties included; more rows than a launch has; without filters there is no floor."""
     for seed, step in ((0, 0.0), (1, 0.25)):
         rng = np.random.default_rng(seed)
         logits = (2 * rng.standard_normal(shape)).astype(np.float32)
@@ -110,7 +110,7 @@ def test_sums_of_ranks_have_one_order() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
-    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its own ids."""
+    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its ids."""
     logits_RV, params = cases(12, 184)
     (rows, count), none = logits_RV.shape, torch.full((12, 1), -1).int()
     allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
