@@ -18,13 +18,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compile.build import build
 from model.filters import Filters
 from model.graph_key import Stage
 from model.ops import EAGER, iota
 from model.sampling import SamplingParams, gumbel_noise, sample
 from tests.compile.tiny import spec, write_model
-from tests.model.family import DRAFTERS, V, eager_engine
+from tests.model.family import DRAFTERS, AsTheyRun, V, eager_engine, untraced
 from tests.model.heads import write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.config import engine_config
@@ -32,7 +31,6 @@ from trnspec.engine.engine import Engine, Proposer
 from trnspec.engine.masks import ConstrainedDraft
 from trnspec.engine.request import Params, Request, Result, Score
 from trnspec.engine.slots import Slot
-from trnspec.runtime.xla import XlaRunner
 
 END, ENDS, TOKENS = 7, (7, 20, 33, 46), 24
 WITH_DRAFTS = [name for name in DRAFTERS if name != "none"]
@@ -280,7 +278,7 @@ def test_two_ranks_sample_mask_and_score_as_one_does(tmp_path: Path, kernels: st
     found = []
     for name, tp in (("reference", 1), (kernels, 2)):
         plan = spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=str(tmp_path / draft))
-        runner = XlaRunner(read_bundle(build(plan)))
+        runner = AsTheyRun(read_bundle(untraced(plan)))
         requests = [Request((3, 5, 7), max_new_tokens=4, **kind) for kind in kinds]
         found.append(Engine(runner, engine_config(runner.bundle)).run(requests))
     for one, two in zip(*found, strict=True):
