@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.cache import Cache
 from model.context import Context
 from model.drafter import Drafter, DraftState
 from model.dtypes import BY_NAME
@@ -33,15 +32,11 @@ class EagerGraphs:
 
     def __init__(self, pair: Pair, slots: tuple[Tensor, ...], pool: int, batch: int) -> None:
         models = [m for m in (pair.draft_model, pair.target_model) if m is not None]
-        caches = [self._caches(model.config, pool) for model in models]
+        caches = [empty_caches(model.config, 1, pool, torch.float32) for model in models]
         self.pair, self.state, self.caches = pair, DraftState(caches[0] if len(models) > 1 else [], slots), caches[-1]
         self.counts_B1V = torch.zeros((batch, 1, pair.target_model.config.vocab_size), dtype=torch.int32)
         self.keys, self._target = list[GraphKey](), Pair(pair.target_model, Drafter())
         pair.target_model.taps = pair.drafter.taps
-
-    @staticmethod
-    def _caches(config: Any, pool: int) -> list[Cache]:
-        return empty_caches(config, 1, pool, torch.float32)
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         """Run a graph on numpy inputs or on outputs of the last run."""
@@ -73,21 +68,17 @@ class EagerGraphs:
             tensor[list(blocks)] = 0
 
 
-def load_pair(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> Pair:
-    """The pair of a spec on one rank in fp32, from the checkpoint folders of target and draft."""
+def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> EagerGraphs:
+    """The graphs of a spec, from the checkpoint folders of target and draft; NKI kernels are served by `launch`."""
     ctx = make_context(spec.kernels, 1, launch=launch, layers=spec.layers)
     target_checkpoint, drafter = Checkpoint(folders["target"], spec.target_config), Drafter()
     if spec.has_draft:
         checkpoint = Checkpoint(folders["draft"], spec.draft_config, target_checkpoint)
         drafter = spec.drafter_type(_loaded(spec.parts[1], checkpoint, ctx))
-    return Pair(_loaded(spec.parts[0], target_checkpoint, ctx), drafter)
-
-
-def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> EagerGraphs:
-    """The graphs of a spec on one rank in fp32; NKI kernels are served by `launch`."""
+    pair = Pair(_loaded(spec.parts[0], target_checkpoint, ctx), drafter)
     slots = (t for t in make_plan(spec).state if t.name.startswith(SLOTS))
     zeros = tuple(torch.zeros(t.shape, dtype=BY_NAME[t.dtype].torch) for t in slots)
-    return EagerGraphs(load_pair(spec, folders, launch), zeros, spec.pool, spec.batch)
+    return EagerGraphs(pair, zeros, spec.pool, spec.batch)
 
 
 def _loaded(part: Part, checkpoint: Checkpoint, ctx: Context) -> Any:

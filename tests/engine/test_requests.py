@@ -30,11 +30,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
     "temperature": ({"temperature": float("nan")}, "temperature is nan; it must be a number from 0"),
     "hot": ({"temperature": 1e31}, "temperature is 1e"),
+    "infinite": ({"temperature": float("inf")}, "temperature is inf"),
+    "cold": ({"temperature": -1e-9}, "temperature is -1e-09"),
     "top-k": ({"top_k": 1.0}, "top-k is 1.0; it must be 0"),
     "top-p": ({"top_p": 0}, r"top-p is 0; it must be a number in \(0, 1\]"),
     "min-p": ({"min_p": 1.1}, "min-p is 1.1"),
     "seed": ({"seed": 1 << 64}, "seed is 1844"),
     "negative seed": ({"seed": -1}, "seed is -1; it must be an integer of 64 bits"),
+    "presence": ({"presence_penalty": 2.5}, "presence-penalty is 2.5"),
     "a penalty": ({"frequency_penalty": 2.5}, r"frequency-penalty is 2.5; it must be a number in \[-2, 2\]"),
     "repetition": ({"repetition_penalty": 0.0}, "repetition-penalty is 0.0"),
     "a bias": ({"logit_bias": {4: 101.0}}, "logit-bias of 4 is 101.0"),
@@ -42,6 +45,8 @@ BAD_PARAMS: dict[str, tuple[dict[str, Any], str]] = {
     "min_tokens": ({"min_tokens": 10}, "min-tokens is 10, above max-new-tokens 9"),
     "an empty word": ({"bad_words": ((),)}, "bad-words holds an empty one"),
     "a word's id": ({"bad_words": ((4, -1),)}, "bad-words holds the id -1"),
+    "an allowed id": ({"allowed_token_ids": (4, -1)}, "allowed-token-ids holds the id -1"),
+    "a bias of no id": ({"logit_bias": {V: 1.0}}, f"logit-bias holds the id {V}; this bundle's ids are 0 to {V - 1}"),
     "nothing left": (
         {"allowed_token_ids": (4, 5), "bad_words": ((4,), (5,))},
         "bad-words excludes every id of allowed",
@@ -105,10 +110,25 @@ def test_a_mask_is_not_made_anew_where_nothing_changes() -> None:
     assert mask_fn(Request((1,), Params(min_tokens=1), allowed=lambda ids: None), V)([]) is None  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("mask", [np.ones(9, np.int32), np.ones(3, np.int64)])
-def test_a_mask_of_another_form_is_refused(mask: np.ndarray) -> None:
+@pytest.mark.parametrize("mask", [None, np.ones(9, np.int32), np.ones(3, np.int64)], ids=str)
+def test_a_mask_of_another_form_is_refused(mask: np.ndarray | None) -> None:
     with pytest.raises(UserError, match="it must have 3 int32 words"):
         ConstrainedDraft(lambda ids: mask, (), 3, 3)
+
+
+def test_a_request_s_ends_are_what_min_tokens_excludes() -> None:
+    request = Request((1,), Params(min_tokens=1), 9, (0, 7), ends=(6,))
+    assert _ids(mask_fn(request, V)([])) == {*range(V)} - {6}  # type: ignore[misc]
+
+
+def test_as_many_drafts_are_forced_as_the_limit_and_not_the_end_of_an_output() -> None:
+    forced = {ids: mask_of(only, V) for ids, only in {(): {31}, (31,): {63}, (31, 63): {0}, (31, 63, 0): {5}}.items()}
+
+    def walk(limit: int) -> list[int]:
+        return ConstrainedDraft(lambda ids: forced.get(tuple(ids)), (), limit, 3).drafts
+
+    assert [walk(limit) for limit in (0, 1, 3)] == [[], [31], [31, 63, 0]]
+    assert walk(9) == [31, 63, 0], "the draft that ends an output is the target's to sample"
 
 
 def test_drafts_are_followed_as_far_as_the_masks_allow_and_forced_where_one_id_is_left() -> None:

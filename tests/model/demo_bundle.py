@@ -6,19 +6,14 @@ import json
 from pathlib import Path
 
 from filelock import FileLock
-from tokenizers import Tokenizer
 
 from compile.build import build
 from compile.spec import BuildSpec, Recipe
 from tests.last_few import last_few
-from trnspec.bundle.opening import Bundle, read_bundle
-from trnspec.engine.config import engine_config
-from trnspec.engine.request import Params, Request
-from trnspec.engine.text import load_tokenizer
+from trnspec.bundle.opening import read_bundle
 from trnspec.runtime.xla import XlaRunner
 
 ROOT = Path(__file__).resolve().parents[2]
-GREEDY = Params()
 PROMPTS = [p["text"] for p in json.loads((ROOT / "demo/prompts.json").read_text(encoding="utf-8"))["prompts"]]
 
 
@@ -27,27 +22,9 @@ def graphs(base: Path, draft: str = "draft", **changes: object) -> XlaRunner:
     """The compiled graphs of a demo bundle, by default k 7, batch 4, length 256, fp32."""
     target, folder = str(ROOT / "demo/target"), str(ROOT / "demo" / draft)
     name = "-".join([draft, *(f"{k}{v}" for k, v in changes.items())])
-    recipe = Recipe(**{n: changes.pop(n) for n in ("draft_tp", "blocks", "chunks") if n in changes})  # type: ignore[arg-type]
+    recipe = Recipe(**{n: changes.pop(n) for n in ("blocks", "chunks") if n in changes})  # type: ignore[arg-type]
     values = {"tp": 1, "batch": 4, "max_len": 256, "dtype": "fp32", "recipe": recipe} | changes
     spec = BuildSpec(target, folder, out=str(base / name), **values | {"k": str(changes.get("k", 7))})  # type: ignore[arg-type]
     with FileLock(str(base / name) + ".lock"):
         build(spec)
     return XlaRunner(read_bundle(base / name))
-
-
-_TOKENIZERS: dict[Path, Tokenizer] = {}
-
-
-def _tokenizer(bundle: Bundle) -> Tokenizer:
-    if bundle.path not in _TOKENIZERS:
-        _TOKENIZERS[bundle.path] = load_tokenizer(bundle)
-    return _TOKENIZERS[bundle.path]
-
-
-def request(graphs: XlaRunner, text: str, params: Params = GREEDY, count: int = 40, **more: object) -> Request:
-    """A request for a prompt in the demo tokenizer."""
-    ids = tuple(_tokenizer(graphs.bundle).encode(text).ids)
-    return Request(ids, params, count, graphs.bundle.spec.target_config.eos_token_ids, **more)  # type: ignore[arg-type]
-
-
-__all__ = ["PROMPTS", "ROOT", "engine_config", "graphs", "request"]

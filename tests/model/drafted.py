@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -10,24 +10,20 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from model.cache import Cache
 from model.config import load_config
 from model.context import Context
-from model.drafter import DraftState
 from model.drafters.registry import infer_drafter, load_draft
 from model.graph_io import StepInputs, StepOutputs
+from model.graph_key import GraphKey, Stage
 from model.ops import iota
 from model.sampling import ShardArgmax
-from model.speculative import Pair
-from tests.eager_graphs import load_pair
-from tests.model.paged import block_table, empty
+from tests.eager_graphs import EagerGraphs, eager_graphs
+from tests.model.paged import block_table
 from trnspec.bundle.spec import BundleSpec
 
 LENGTH = 128
 # one shorter than any k, one longer
 PROMPTS = [[5], [9, 2, 7, 7, 1, 30, 4, 4, 8, 11, 2]]
-# caches and the positions of the input ids -> caches
-Spoil = Callable[[list[Cache], Tensor], list[Cache]]
 
 
 class Drafted(NamedTuple):
@@ -38,11 +34,12 @@ class Drafted(NamedTuple):
     drafts: list[int]
 
 
-def pair_of(target: Path, draft: Path) -> Pair:
-    """A checkpoint folder's model and the drafter of another, on one rank in fp32."""
+def graphs_of(target: Path, draft: Path, ks: tuple[int, ...], batch: int = len(PROMPTS)) -> EagerGraphs:
+    """The graphs of a checkpoint folder's model and the draft of another, on one rank in fp32."""
     config, drafter = load_config(str(target)), infer_drafter(str(draft))
     facts: dict[str, Any] = {"drafter": drafter.name, "draft_config": load_draft(drafter, str(draft), config)}
-    return load_pair(BundleSpec("target", config, 1, (1,), **facts), {"target": target, "draft": draft})
+    spec = BundleSpec("target", config, 1, ks, batch, LENGTH, "fp32", **facts)
+    return eager_graphs(spec, {"target": target, "draft": draft})
 
 
 def _inputs(ids: list[list[int]], positions: list[int], slot: int | None = None, count: int = 0) -> StepInputs:
@@ -65,7 +62,7 @@ def _inputs(ids: list[list[int]], positions: list[int], slot: int | None = None,
 def _any_count(
     self: Context, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An acceptance of any number of drafts: a drafter must take any of them."""
+    """An acceptance of any number of drafts: a drafter must support any of them."""
     samples_BN, (batch, k) = samples.token_ids(), drafts_BK.shape
     count_B1, index_N = torch.randint(1, k + 2, (batch, 1), dtype=torch.int32), iota(k + 1, drafts_BK)
     ids_BN = torch.where(index_N < count_B1 - 1, torch.nn.functional.pad(drafts_BK, (0, 1)), samples_BN)
@@ -73,68 +70,58 @@ def _any_count(
     return torch.where(index_N < count_B1, ids_BN, -1), count_B1, last_B1
 
 
-@torch.no_grad()
 def steps(
-    pair: Pair, slots: tuple[Tensor, ...], k: int, count: int, spoil: Spoil = lambda c, p: c, k_0: bool = False
+    graphs: EagerGraphs, k: int, count: int, spoiled: int | None = None, k_0: bool = False
 ) -> Iterator[list[Drafted]]:
-    """Steps of both prompts, of which each accepts any number of drafts; `slots` is a drafter's empty state.
+    """Steps of both prompts, each of which accepts any number of drafts.
 
-    With `k_0` each is followed by a step of k 0.
+    `spoiled`: every key and value of the draft from so many positions after the input id on is overwritten before a
+    step. With `k_0` each step is followed by one of k 0.
     """
     torch.manual_seed(k)
-    assert pair.draft_model is not None
-    configs, batch = (pair.draft_model.config, pair.target_model.config), len(PROMPTS)
-    draft_caches, caches = (empty(config, batch, LENGTH) for config in configs)
-    state, texts = DraftState(draft_caches, slots), list[list[int]]()
+    sequences = list[list[int]]()
     for slot, prompt in enumerate(PROMPTS):
         inputs = _inputs([prompt + [0] * (LENGTH - len(prompt))], [0], slot, len(prompt))
-        out = pair.prefill(k, inputs, inputs.params(), state, caches)
-        state, caches = out.draft_state, list(out.target_caches)
-        texts.append([*prompt, int(out.next_ids)])
+        out = graphs.run(GraphKey(Stage.PREFILL, k, LENGTH, rows=LENGTH), inputs)
+        sequences.append([*prompt, out.next_ids.item()])
     for _ in range(count):
-        positions = torch.tensor([len(t) - 1 for t in texts])
-        state = state._replace(caches=spoil(state.caches, positions))
-        inputs = _inputs([t[-1:] for t in texts], positions.tolist())
-        out, logits, drafts = _recorded(pair, k, inputs, state, caches)
-        state, caches = out.draft_state, list(out.target_caches)
-        yield [Drafted(list(t), logits[b], drafts[b].tolist()) for b, t in enumerate(texts)]
-        for text, row in zip(texts, out.accepted_tokens.tolist(), strict=True):
-            text += [i for i in row if i >= 0]
+        if spoiled is not None:
+            _spoil(graphs, [len(t) - 1 + spoiled for t in sequences])
+        out, logits, drafts = _recorded(graphs, k, sequences)
+        yield [Drafted(list(t), logits[b], drafts[b].tolist()) for b, t in enumerate(sequences)]
+        _extend(sequences, out)
         if k_0:
-            inputs = _inputs([t[-1:] for t in texts], [len(t) - 1 for t in texts])
-            out = pair.step(0, inputs, inputs.params(), state, caches)
-            state, caches = out.draft_state, list(out.target_caches)
-            for text, (token,) in zip(texts, out.accepted_tokens.tolist(), strict=True):
-                text.append(token)
+            _extend(sequences, graphs.run(GraphKey(Stage.STEP, 0, LENGTH), _step_inputs(sequences)))
 
 
-def _recorded(
-    pair: Pair, k: int, inputs: StepInputs, state: DraftState, caches: list[Cache]
-) -> tuple[StepOutputs, Tensor, Tensor]:
+def _step_inputs(sequences: list[list[int]]) -> StepInputs:
+    return _inputs([t[-1:] for t in sequences], [len(t) - 1 for t in sequences])
+
+
+def _extend(sequences: list[list[int]], out: StepOutputs) -> None:
+    for sequence, row in zip(sequences, out.accepted_tokens.tolist(), strict=True):
+        sequence += [i for i in row if i >= 0]
+
+
+def _recorded(graphs: EagerGraphs, k: int, sequences: list[list[int]]) -> tuple[StepOutputs, Tensor, Tensor]:
     """A step, the logits (B, k, V) of its drafts and the drafts (B, k)."""
-    logits, candidates = list[Tensor](), list[Tensor]()
-    drafter, propose = pair.drafter, pair.drafter.propose
-    head: Any = pair.draft_model.lm_head  # type: ignore[union-attr]
-    handle = head.register_forward_hook(lambda module, given, result: logits.append(result))
+    logits, candidates, drafter, propose = [], [], graphs.pair.drafter, graphs.pair.drafter.propose
 
     def proposed(*arguments: Any) -> Any:
         out = propose(*arguments)
         candidates.append(out[0][:, 1:])
         return out
 
+    handle = drafter.model.lm_head.register_forward_hook(lambda module, given, result: logits.append(result))
     with mock.patch.object(drafter, "propose", proposed), mock.patch.object(Context, "accept", _any_count):
-        out = pair.step(k, inputs, inputs.params(), state, caches)
+        out = graphs.run(GraphKey(Stage.STEP, k, LENGTH), _step_inputs(sequences))
     handle.remove()
     return out, torch.cat(logits, 1), candidates[0]
 
 
-def beyond(distance: int) -> Spoil:
-    """Spoils every key and value from `distance` places after the input id on."""
-
-    def spoil(caches: list[Cache], positions: Tensor) -> list[Cache]:
-        bad = torch.arange(LENGTH)[None] >= (positions + distance)[:, None]
-        # block 0 is none, the others are the sequences'
-        bad = torch.cat((torch.zeros_like(bad[:1]), bad))
-        return [Cache(*(torch.where(bad[:, None, :, None], 1e3, t) for t in cache)) for cache in caches]
-
-    return spoil
+def _spoil(graphs: EagerGraphs, first: list[int]) -> None:
+    """Overwrite a sequence's keys and values from its first position on; block 0 is none."""
+    for cache in graphs.state.caches:
+        for block, position in enumerate(first, 1):
+            for pool in cache:
+                pool[block, :, max(position, 0) :] = 1e3

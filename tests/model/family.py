@@ -1,14 +1,13 @@
 """One target and a draft of every kind that is right now and then, and a bundle of each, built once a session.
 
 Tests share its bundles, because tracing and compiling their graphs takes most of the suite's time: a test gives
-options of its own only where these are its subject.
+other options only where these are its subject.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -27,18 +26,17 @@ from model.nki import simulated
 from tests.compile.tiny import spec, write_model
 from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.last_few import last_few
-from tests.model.heads import write_block, write_head
+from tests.model.heads import MASK, write_block, write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
-from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.runtime.xla import XlaRunner
 
 E = TypeVar("E", bound=Engine)
-V, MASK = 64, 61
+V = 64
 NOT_TRACED = b"not traced"
-# of each drafter: the flags that are its own; a second k is for steps of few drafts
+# of each drafter: its flags; a second k is for steps of few drafts
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": "0"},
     "chain": {"draft": "chain", "k": "1,3"},
@@ -63,7 +61,7 @@ def write_family(folder: Path) -> Path:
     write_model(folder / "chain", 5, num_hidden_layers=1, **sizes)
     write_model(folder / "parallel", 5, num_hidden_layers=1, pard_token=MASK, **sizes)
     for name, form in (("dflash", "z-lab"), ("dspark", "deepspec")):
-        write_block(folder / name, target, form, taps=(1, 2), mask=MASK, scale=0.3, **heads)
+        write_block(folder / name, target, form, taps=(1, 2), scale=0.3, **heads)
     return folder
 
 
@@ -87,7 +85,7 @@ def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
 
 
 def caches(graphs: XlaRunner) -> dict[str, np.ndarray]:
-    """The keys and values of all blocks as the bundle's graphs have them; ranks one behind the other."""
+    """The keys and values of all blocks as the bundle's graphs have them; ranks one after the other."""
     return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 
@@ -125,14 +123,9 @@ class AsTheyRun(XlaRunner):
         super()._load(graph)
 
 
-def not_traced(_: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tuple[GraphSpec, bytes]]:
-    """In the place of `compile.graph.trace.lower_graphs`."""
-    return ((graph, NOT_TRACED) for graph in graphs)
-
-
 def untraced(plan: BuildSpec) -> Path:
     """A bundle without traces, for requests that use a few graphs: tracing all takes most of such a test's time."""
-    with mock.patch.object(compile.build, "lower_graphs", not_traced):
+    with mock.patch.object(compile.build, "lower_graphs", lambda _, graphs: ((g, NOT_TRACED) for g in graphs)):
         return build(plan)
 
 

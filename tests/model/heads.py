@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from model.config import load_config
+from model.drafter import Drafter
 from model.drafters.dflash import DFlash
 from model.drafters.eagle3 import Eagle3
 from model.drafters.registry import load_draft
 from tests.compile.tiny import BASE
 from trnspec.bundle.part import checkpoint_shapes
 
-# by the format of a DFlash draft: what its config.json says beside the layers, of three of eight layers
+# by the format of a DFlash draft: what its config.json says in addition to the layers, of three of eight layers
 BLOCKS: dict[str, dict[str, Any]] = {
     "z-lab": {"dflash_config": {"target_layer_ids": [0, 2, 4]}, "num_target_layers": 8},
     "causal": {"dflash_config": {"target_layer_ids": [0, 2, 4], "causal": True}},
@@ -30,11 +32,30 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "from anchor": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
                     "sample_from_anchor": True},
 }  # fmt: skip
-LAYER = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 512, "num_hidden_layers": 1,
-}  # fmt: skip
+# of each format: taps, whether a row is the draft of the position after its own, whether the block is causal
+BLOCK_FACTS = {
+    "z-lab": ([1, 3, 5], False, False),
+    "causal": ([1, 3, 5], False, True),
+    "unnamed layers": ([2, 6], False, False),
+    "specforge": ([1, 3, 5], True, False),
+    "deepspec": ([0, 4, 7], True, False),
+    "speculators": ([1, 3, 8], False, False),
+    "from anchor": ([1, 3, 8], True, False),
+}
+MASK = 61
+_TIED = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def block_config(form: str = "z-lab", taps: tuple[int, ...] = (), **changes: Any) -> dict[str, Any]:
+    """The config.json of a DFlash draft of two layers, in a format of `BLOCKS`; `changes` are of the layers."""
+    layers = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
+    block: dict[str, Any] = copy.deepcopy(BLOCKS[form]) | {"block_size": 6}
+    named = block.get("dflash_config", block)
+    named["mask_token_id"] = MASK
+    if taps:
+        named["target_layer_ids"] = [tap - 1 for tap in taps]
+        block.pop("num_target_layers", None)
+    return block | ({"transformer_layer_config": layers} if "speculators_model_type" in block else layers)
 
 
 def write_head(
@@ -51,66 +72,52 @@ def write_head(
 
     `changes` are of the layer's configuration.
     """
-    folder.mkdir(parents=True)
-    own = {} if adds_normed is None else {"norm_before_residual": adds_normed}
-    layer, own = LAYER | changes, own | {"draft_vocab_size": draft_vocab}
-    named = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": list(taps), **own}
-    raw = layer | own if original else named | {"transformer_layer_config": layer}
-    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    of_target = load_config(str(target))
-    config = load_draft(Eagle3, str(folder), of_target)
+    layer: dict[str, Any] = BASE | {"model_type": "llama", "num_hidden_layers": 1} | changes
+    head: dict[str, Any] = {"draft_vocab_size": draft_vocab}
+    head |= {} if adds_normed is None else {"norm_before_residual": adds_normed}
+    named = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": list(taps)}
+    raw = layer | head if original else named | head | {"transformer_layer_config": layer}
     generator = torch.Generator().manual_seed(3)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, shape in checkpoint_shapes(config).items():
-        scale = 1.0 if len(shape) == 1 else shape[-1] ** -0.5
-        noise = torch.randn(shape, generator=generator)
-        tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else noise * scale
-    if draft_vocab < config.vocab_size:
-        ids_D = torch.randperm(config.vocab_size, generator=generator)[:draft_vocab].sort().values
-        tensors |= {"d2t": ids_D - torch.arange(draft_vocab), "t2d": torch.zeros(config.vocab_size, dtype=torch.bool)}
+    tensors, vocab_size = _random(folder, target, Eagle3, raw, generator), layer["vocab_size"]
+    if draft_vocab < vocab_size:
+        ids_D = torch.randperm(vocab_size, generator=generator)[:draft_vocab].sort().values
+        tensors |= {"d2t": ids_D - torch.arange(draft_vocab), "t2d": torch.zeros(vocab_size, dtype=torch.bool)}
         tensors["t2d"][ids_D] = True
     if original:
         del tensors["embed_tokens.weight"]
         tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
-    (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
     return folder
 
 
-def write_block(
-    folder: Path,
-    target: Path,
-    form: str = "z-lab",
-    *,
-    taps: tuple[int, ...] = (),
-    mask: int = 61,
-    scale: float = 1.0,
-    **changes: Any,
-) -> Path:
-    """A DFlash draft of two layers for a tiny target, in a format of `BLOCKS`; `changes` are of the layers."""
-    folder.mkdir(parents=True)
-    layers = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
-    own: dict[str, Any] = copy.deepcopy(BLOCKS[form]) | {"block_size": 6}
-    named = own.get("dflash_config", own)
-    named["mask_token_id"] = mask
-    if taps:
-        named["target_layer_ids"] = [tap - 1 for tap in taps]
-        own.pop("num_target_layers", None)
-    raw = own | ({"transformer_layer_config": layers} if "speculators_model_type" in own else layers)
-    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    config = load_draft(DFlash, str(folder), load_config(str(target)))
-    generator, tensors = torch.Generator().manual_seed(4), dict[str, torch.Tensor]()
-    for name, shape in checkpoint_shapes(config).items():
-        noise = torch.randn(shape, generator=generator)
-        tensors[name] = (
-            1 + 0.2 * noise if len(shape) == 1 else noise * scale * (1 if "markov" in name else shape[-1] ** -0.5)
-        )
-    lent = ("model.embed_tokens.weight", "lm_head.weight")
-    tensors = {name.removeprefix("model."): t for name, t in tensors.items() if name not in lent}
+def write_block(folder: Path, target: Path, form: str = "z-lab", *, scale: float = 1.0, **config: Any) -> Path:
+    """A DFlash draft for a tiny target, of a `block_config`."""
+    generator = torch.Generator().manual_seed(4)
+    tensors = _random(folder, target, DFlash, block_config(form, **config), generator, scale)
+    tensors = {name.removeprefix("model."): t for name, t in tensors.items() if name not in _TIED}
     if form == "deepspec":
         of_target = load_file(target / "model.safetensors")
-        tensors |= {name.removeprefix("model."): of_target[name] for name in lent}
+        tensors |= {name.removeprefix("model."): of_target[name] for name in _TIED}
         tensors |= {"confidence_head.proj.weight": torch.ones(1, 36), "confidence_head.proj.bias": torch.ones(1)}
     save_file(tensors, folder / "model.safetensors")
-    (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
     return folder
+
+
+def _random(
+    folder: Path,
+    target: Path,
+    drafter: type[Drafter],
+    raw: dict[str, Any],
+    generator: torch.Generator,
+    scale: float = 1,
+) -> dict[str, Tensor]:
+    """A folder with this config.json and the target's tokenizer; the tensors that it needs."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())
+    tensors = dict[str, Tensor]()
+    for name, shape in checkpoint_shapes(load_draft(drafter, str(folder), load_config(str(target)))).items():
+        noise = torch.randn(shape, generator=generator)
+        size = scale * (1 if "markov" in name else shape[-1] ** -0.5)
+        tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else noise * size
+    return tensors

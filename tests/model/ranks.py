@@ -43,10 +43,7 @@ def on_ranks(count: int, work: Callable[[RankOps], T]) -> list[T]:
 
     with ThreadPoolExecutor(count) as pool:
         futures = [pool.submit(run, rank) for rank in range(count)]
-        failures = [f.exception() for f in futures if f.exception() is not None]
-        # a rank that fails breaks the others' barrier: its own failure is the one to see
-        failures.sort(key=lambda e: isinstance(e, threading.BrokenBarrierError))
-        for failure in failures:
-            assert failure is not None
-            raise failure
-    return [f.result() for f in futures]
+    # a rank that fails breaks the others' barrier: its own failure is the one to see
+    for future in sorted(futures, key=lambda f: isinstance(f.exception(), threading.BrokenBarrierError)):
+        future.result()
+    return [future.result() for future in futures]

@@ -1,7 +1,7 @@
-"""The whole sampler in numpy fp64: the ids that a row may draw, given how fp32 rounds.
+"""The sampler in numpy fp64: the ids that a row may sample, given how fp32 rounds.
 
 The law is docs/sampling.md's. Every number of a graph is within a derived error of the law's; where that leaves a
-filter's border or two scores undecided, several ids may be drawn. An id that the law removes by more is not among them.
+filter's border or two scores undecided, several ids are possible. An id that the law removes by more is not among them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_FUNCTION = 16
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a draw; `temperature`, `top_p` and `min_p` are rounded to fp32, as a graph gets them."""
+    """One row; `temperature`, `top_p` and `min_p` are rounded to fp32, as a graph gets them."""
 
     logits: NDArray[np.float32]
     temperature: float
@@ -45,8 +45,8 @@ def noise(row: Row) -> Array:
     return -np.log(-np.log(uniform))
 
 
-def may_draw(row: Row, from_best: bool) -> NDArray[np.bool_]:
-    """(V,) the ids that a graph may draw; none where the law has no draw.
+def may_sample(row: Row, from_best: bool) -> NDArray[np.bool_]:
+    """(V,) the ids that a graph may sample; none where the law has no sample.
 
     `from_best` says that it divides the distance from the best logit by T, as the reference does; a kernel divides the
     logit itself, whose rounding is larger.

@@ -1,4 +1,6 @@
-"""Configurations of heads as they are published: what is read of them, and what is refused in one sentence."""
+"""config.json of published drafts: what is read of each format, and what is refused in one sentence."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
@@ -7,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from model.config import PRESETS, Qwen3Config, load_config
+from model.config import PRESETS, config_from_dict, load_config
 from model.drafters.eagle3 import Eagle3Config
-from model.drafters.registry import DRAFTERS, infer_drafter
-from model.drafters.registry import load_draft as load_of_kind
+from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import read
+from tests.compile.tiny import BASE
+from tests.model.heads import BLOCK_FACTS, BLOCKS, block_config
 
-TARGET = load_config("demo/target")
+DEMO = load_config("demo/target")
 EAGLE3 = json.loads(Path("demo/draft_eagle3/config.json").read_text())
 HEAD = Eagle3Config(
     hidden_size=192, intermediate_size=512, num_attention_heads=8, num_key_value_heads=4, head_dim=32, vocab_size=2048,
@@ -23,10 +26,9 @@ HEAD = Eagle3Config(
 )  # fmt: skip
 # the original EAGLE-3 format: all at the root, no layers named
 ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}
-
-
-def load_draft(kind: str, name_or_path: str, target: Qwen3Config) -> Any:
-    return load_of_kind(DRAFTERS[kind], name_or_path, target)
+_QWEN3: dict[str, Any] = BASE | {"num_hidden_layers": 8, "tie_word_embeddings": False}
+TINY = config_from_dict(_QWEN3, "tiny")
+_TAPS, _LAYER = "eagle_aux_hidden_state_layer_ids", EAGLE3["transformer_layer_config"]
 
 
 def folder(tmp_path: Path, raw: object) -> str:
@@ -34,56 +36,100 @@ def folder(tmp_path: Path, raw: object) -> str:
     return str(tmp_path)
 
 
-def test_the_speculators_format() -> None:
-    assert load_draft("eagle3", "demo/draft_eagle3", TARGET) == HEAD
+# a head's config.json, the layers of its target if it is not the demo's, and how it differs from the demo's head
+READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "speculators": (EAGLE3, {}),
+    "original, layers as vLLM gives them": (ORIGINAL, {"taps": (2, 32, 61), "norm_before_residual": False}),
+    # in the order of the layers, each once; in an object if the root has none
+    "listed": (ORIGINAL | {_TAPS: [5, 1, 3, 3]}, {"norm_before_residual": False}),
+    "nested": (ORIGINAL | {"eagle_config": {_TAPS: [3, 1, 5]}}, {"norm_before_residual": False}),
+    "both": (ORIGINAL | {_TAPS: [1, 3, 5], "eagle_config": {_TAPS: [2]}}, {"norm_before_residual": False}),
+    "a head dim and a norm left out": (
+        {n: v for n, v in EAGLE3.items() if n != "norm_before_residual"}
+        | {"transformer_layer_config": {n: v for n, v in _LAYER.items() if n != "head_dim"}},
+        {"head_dim": 24},
+    ),
+}
 
 
-def test_the_original_format_taps_as_vllm_does(tmp_path: Path) -> None:
-    config = load_draft("eagle3", folder(tmp_path, ORIGINAL), PRESETS["Qwen/Qwen3-32B"])
-    assert config == dataclasses.replace(HEAD, taps=(2, 32, 61), norm_before_residual=False)
+@pytest.mark.parametrize("case", READ)
+def test_a_head_s_config_is_read_as_vllm_reads_it(tmp_path: Path, case: str) -> None:
+    raw, changes = READ[case]
+    path, target = folder(tmp_path, raw), PRESETS["Qwen/Qwen3-32B"] if 61 in changes.get("taps", ()) else DEMO
+    assert infer_drafter(path).name == "eagle3"
+    assert load_draft(DRAFTERS["eagle3"], path, target) == dataclasses.replace(HEAD, **changes)
 
 
-def test_layers_are_read_as_vllm_reads_them(tmp_path: Path) -> None:
-    """In the order of the layers, each once; in an object of their own if the root has none."""
-    key = "eagle_aux_hidden_state_layer_ids"
-    for raw in ({key: [5, 1, 3, 3]}, {"eagle_config": {key: [3, 1, 5]}}, {key: [1, 3, 5], "eagle_config": {key: [2]}}):
-        assert load_draft("eagle3", folder(tmp_path, ORIGINAL | raw), TARGET).taps == (1, 3, 5)
+@pytest.mark.parametrize("form", BLOCKS)
+def test_every_format_of_a_block_is_inferred_and_read(tmp_path: Path, form: str) -> None:
+    path = folder(tmp_path, block_config(form))
+    config: Any = load_draft(DRAFTERS["dflash"], path, TINY)
+    assert infer_drafter(path).name == "dflash"
+    assert (list(config.taps), config.shifted, config.causal) == BLOCK_FACTS[form]
+    max_k = 5 + config.shifted
+    assert config.incompatibility(TINY, max_k) == ""
+    assert f"at most {max_k} ids in a block of 6" in config.incompatibility(TINY, max_k + 1)
+    assert config.untrained_ks((2, max_k)) == ([] if config.causal else [2])
 
 
-def test_what_a_config_leaves_out_of_a_head(tmp_path: Path) -> None:
-    layer = {n: v for n, v in EAGLE3["transformer_layer_config"].items() if n != "head_dim"}
-    raw = {n: v for n, v in EAGLE3.items() if n != "norm_before_residual"} | {"transformer_layer_config": layer}
-    config = load_draft("eagle3", folder(tmp_path, raw), TARGET)
-    assert isinstance(config, Eagle3Config)
-    assert (config.norm_before_residual, config.head_dim) == (True, 24)
-
-
-def test_the_drafter_is_inferred(tmp_path: Path) -> None:
-    """Every format claims its own folders."""
-    folders = {"demo/draft": "chain", "demo/draft_parallel": "parallel", "demo/draft_eagle3": "eagle3"}
-    folders |= {folder(tmp_path, ORIGINAL): "eagle3"}
-    assert {path: infer_drafter(path).name for path in folders} == folders
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_a_manifest_gives_back_what_was_read(kind: str) -> None:
-    config = load_draft(kind, f"demo/draft_{kind}", TARGET)
-    assert read(type(config), json.loads(json.dumps(vars(config)))) == config
+def test_formats_of_one_block_are_one_configuration(tmp_path: Path) -> None:
+    """The demo's drafts, in SpecForge's and z-lab's formats, restated in DeepSpec's and in speculators'."""
+    for name, kind, forms in (("draft_dspark", "dspark", 2), ("draft_dflash", "dflash", 1)):
+        raw = json.loads((Path("demo") / name / "config.json").read_text())
+        expected, block = load_draft(DRAFTERS["dflash"], f"demo/{name}", DEMO), raw.pop("dflash_config")
+        taps = {"aux_hidden_state_layer_ids": [layer + 1 for layer in block.pop("target_layer_ids")]}
+        speculators = {"speculators_model_type": kind, "transformer_layer_config": raw, "block_size": 16} | block | taps
+        deepspec = raw | block | {"target_layer_ids": [tap - 1 for tap in expected.taps]}
+        for form in (speculators, deepspec)[:forms]:
+            assert load_draft(DRAFTERS["dflash"], folder(tmp_path, form), DEMO) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "raw", "said"),
+    ("name", "kind"),
     [
-        ("eagle3", EAGLE3 | {"norm_before_fc": True}, "norm_before_fc"),
-        ("eagle3", EAGLE3 | {"ptd_token_id": 7}, "ptd_token_id"),
-        ("eagle3", EAGLE3 | {"speculators_model_type": "dflash"}, "no EAGLE-3 head"),
-        ("eagle3", EAGLE3 | {"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
-        ("eagle3", EAGLE3 | {"eagle_aux_hidden_state_layer_ids": [1, -3]}, "taps"),
-        ("eagle3", EAGLE3 | {"transformer_layer_config": 7}, "no EAGLE-3 head"),
-        ("eagle3", {"draft_vocab_size": 1280}, "hidden_size"),
+        ("draft", "chain"),
+        *((f"draft_{kind}", kind) for kind in ("parallel", "eagle3", "dflash")),
+        ("draft_dspark", "dflash"),
     ],
 )
-def test_what_cannot_be_built_is_one_sentence(tmp_path: Path, kind: str, raw: object, said: str) -> None:
+def test_a_draft_s_kind_is_inferred_and_a_manifest_gives_back_what_was_read(name: str, kind: str) -> None:
+    drafter = infer_drafter(f"demo/{name}")
+    config = load_draft(drafter, f"demo/{name}", DEMO)
+    assert drafter.name == kind
+    assert read(type(config), json.loads(json.dumps(vars(config)))) == config
+
+
+# a draft whose config.json is read, what is changed in it, what the sentence says
+RAW = {"parallel": _QWEN3 | {"pard_token": 63}, "eagle3": EAGLE3} | {form: block_config(form) for form in BLOCKS}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("parallel", {"pard_token": 64}, "has 64 as pard_token"),
+    ("eagle3", {"norm_before_fc": True}, "norm_before_fc"),
+    ("eagle3", {"ptd_token_id": 7}, "ptd_token_id"),
+    ("eagle3", {"speculators_model_type": "dflash"}, "no EAGLE-3 head"),
+    ("eagle3", {"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
+    ("eagle3", {_TAPS: [1, -3]}, "taps"),
+    ("eagle3", {"transformer_layer_config": 7}, "no EAGLE-3 head"),
+    ("eagle3", {"transformer_layer_config": {}}, "hidden_size"),
+    ("z-lab", {"block_size": 1}, "block_size is 1"),
+    ("z-lab", {"layer_types": ["full_attention", "sliding_attention"]}, "sets layer_types"),
+    ("z-lab", {"num_target_layers": 6}, "sets num_target_layers to 6"),
+    ("z-lab", {"dflash_config": {"mask_token_id": 64}}, "mask_token_id 64; the vocabulary ends at 63"),
+    ("z-lab", {"selector_rank": 256}, "sets selector_rank to 256"),
+    ("z-lab", {"attention_bias": True}, "sets attention_bias"),
+    ("specforge", {"dflash_config": {"projector_type": "domino"}}, "sets projector_type to 'domino'"),
+    ("deepspec", {"markov_head_type": "gated"}, "sets markov_head_type to 'gated'"),
+    ("speculators", {"draft_vocab_size": 40}, "sets draft_vocab_size to 40"),
+    ("speculators", {"speculators_model_type": "dflash2"}, "describes 'dflash2'"),
+    ("speculators", {"sample_from_anchor": "no"}, "shifted is 'no', expected true or false"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), REFUSED, ids=[said[:30] for *_, said in REFUSED])
+def test_what_cannot_be_built_is_one_sentence(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
+    raw, target = RAW[name], DEMO if name == "eagle3" else TINY
+    drafter = infer_drafter(folder(tmp_path, raw))
+    load_draft(drafter, str(tmp_path), target)
+    nested = {key: raw[key] | value for key, value in changes.items() if key == "dflash_config"}
     with pytest.raises(UserError, match=said) as refusal:
-        load_draft(kind, folder(tmp_path, raw), TARGET)
+        load_draft(drafter, folder(tmp_path, raw | changes | nested), target)
     assert "\n" not in str(refusal.value)

@@ -7,7 +7,6 @@ in bf16 or on two ranks. test_invariance.py has limits, order and the context's 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from trnspec.engine.adaptive_k import FixedK
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result
-from trnspec.engine.slots import Slot
 
 # k and batch of each drafter; parallel drafts at most 16, a block has 6 rows
 EAGER: list[tuple[str, dict[str, Any]]] = [
@@ -71,14 +69,9 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
 @pytest.mark.parametrize(("drafter", "changes"), COMPILED, ids=_name)
 def test_a_compiled_bundle_emits_the_targets_tokens(family: Path, drafter: str, changes: dict[str, Any]) -> None:
     """The requests of every other case filter: XLA compiles one graph of a step for each, and that takes the time."""
-    filters = COMPILED.index((drafter, changes)) % 2 == 0
-    requests = _requests(12, len(str(changes)), filters)
-    target, loaded = (
-        some_graphs(family, "none", dtype=changes.get("dtype", "fp32")),
-        some_graphs(family, drafter, **changes),
-    )
-    expected = Engine(target, engine_config(target.bundle)).run(requests)
-    _check(expected, Engine(loaded, engine_config(loaded.bundle)).run(requests))
+    requests = _requests(12, len(str(changes)), filters=COMPILED.index((drafter, changes)) % 2 == 0)
+    runners = some_graphs(family, "none", dtype=changes.get("dtype", "fp32")), some_graphs(family, drafter, **changes)
+    _check(*(Engine(runner, engine_config(runner.bundle)).run(requests) for runner in runners))
 
 
 def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> None:
@@ -86,15 +79,13 @@ def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> 
     assert spec_from_json(spec.as_json()) == spec
     state = [t for t in make_plan(spec).state if ".slots." in t.name]
     assert [(t.name, t.shape, t.dtype) for t in state] == [("draft_model.slots.ids", (3, 3, 1), "int32")]
+    draft = spec.as_json()["draft_config"]
     for changes, why in (
         ({"drafter": "chain"}, "draft_config.mask_id is no field"),
         ({"drafter": "ngram"}, "drafter is ngram"),
         ({"drafter": "oracle"}, "drafter is oracle, expected one of"),
-        ({"draft_config": spec.as_json()["draft_config"] | {"mask_id": -2}}, "mask_id is -2"),
-        (
-            {"draft_config": spec.as_json()["draft_config"] | {"head_dim": 31}},
-            "head_dim is 31, expected a multiple of 2",
-        ),
+        ({"draft_config": draft | {"mask_id": -2}}, "mask_id is -2"),
+        ({"draft_config": draft | {"head_dim": 31}}, "head_dim is 31, expected a multiple of 2"),
     ):
         with pytest.raises(Wrong, match=why):
             spec_from_json(spec.as_json() | changes)
@@ -110,37 +101,21 @@ def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
     assert [r.ids for r in results] == [r.ids for r in expected]
 
 
-def test_a_draft_that_the_host_runs_drafts_what_the_fused_chain_does(family: Path) -> None:
-    """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same."""
-    requests = [Request((5, 9, 2), Params(t, seed=n), 24) for n, t in enumerate((0.0, 0.8, 1.5))]
-    draft = eager_engine(family, "none", False, target=str(family / "chain"))
+class InTurn(FixedK):
+    """Another k in each step."""
 
-    def propose(slot: Slot, count: int) -> list[int]:
-        return draft.run([Request(slot.ids, slot.request.params, count)])[0].ids if count else []
-
-    expected, host = eager_engine(family, k=3).run(requests), eager_engine(family, "ngram", k=3)
-    host.propose = propose
-    assert host.run(requests) == expected
-    assert 0 < sum(sum(r.accepted) for r in expected) < sum(sum(r.drafted) for r in expected)
+    def choose(self) -> int:
+        self.ks = (*self.ks[1:], self.ks[0])
+        return self.ks[0]
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "dflash"])
-def test_a_draft_that_steps_of_k_0_left_behind_changes_no_token(family: Path, drafter: str) -> None:
-    """Steps of several k and of none in turn."""
-    requests, most = _requests(6, 5), {"eagle3": 6, "dflash": 5}[drafter]
-    expected = eager_engine(family, "none", batch=8).run(requests)
-    engine, results, ks = eager_engine(family, drafter, k=f"2,{most}", batch=1), dict[int, Result](), set[int]()
-    for request in requests:
-        engine.add(request)
-    for k in itertools.cycle((most, 0, 2, 0)):
-        engine.step_k = FixedK(k)
-        events = engine.step()
-        ks |= {e.k for e in events}
-        results |= {e.number: e.result for e in events if e.result}
-        if not engine.busy:
-            break
-    assert [results[n].ids for n in range(len(requests))] == [r.ids for r in expected]
-    assert {0, 2, most} <= ks
+@pytest.mark.parametrize(("drafter", "max_k"), [("eagle3", 6), ("dflash", 5)])
+def test_tokens_are_the_targets_after_steps_of_k_0(family: Path, drafter: str, max_k: int) -> None:
+    requests, engine = _requests(6, 5), eager_engine(family, drafter, k=f"2,{max_k}", batch=1)
+    engine.step_k, keys = InTurn(max_k), engine.runner.keys  # type: ignore[attr-defined]
+    engine.step_k.ks, first = (max_k, 0, 2, 0), len(keys)
+    _check(eager_engine(family, "none", batch=8).run(requests), engine.run(requests))
+    assert {key.k for key in keys[first:] if not key.is_prefill} == {0, 2, max_k}
 
 
 def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:
@@ -148,9 +123,6 @@ def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:
     prompts = [tuple((n * n + 3 * n) % 64 for n in range(length)) for length in (129, 130, 200, 256)]
     requests = [Request(p, Params(1.0, seed=n), 9) for n, p in enumerate(prompts)]
     for drafter in ("chain", "parallel", "eagle3", "dflash"):
-        found = []
-        for chunks in ((128,), (128, 512)):
-            engine = eager_engine(family, drafter, max_len=512, chunks=chunks)
-            results = engine.run(requests)
-            found.append([dataclasses.replace(r, scores=[]) for r in results])
-        assert found[0] == found[1], drafter
+        engines = (eager_engine(family, drafter, max_len=512, chunks=chunks) for chunks in ((128,), (128, 512)))
+        few, many = ([dataclasses.replace(r, scores=[]) for r in engine.run(requests)] for engine in engines)
+        assert few == many, drafter

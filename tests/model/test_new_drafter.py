@@ -108,9 +108,7 @@ def test_a_drafter_of_one_file_is_built_checked_and_served(tmp_path: Path, monke
     bundle = read_bundle(build(spec(tmp_path, draft=str(draft), tp=2)))
     assert bundle.spec.drafter == "bigram"
     requests = [Request((5, 9, 2), Params(t, seed=n), 20) for n, t in enumerate((0.0, 0.9, 1.4))]
-    graphs = XlaRunner(bundle)
-    drafted, target = (
-        Engine(graphs, engine_config(bundle), speculative).run(requests) for speculative in (True, False)
-    )
+    runner, config = XlaRunner(bundle), engine_config(bundle)
+    drafted, target = (Engine(runner, config, speculative).run(requests) for speculative in (True, False))
     assert [r.ids for r in drafted] == [r.ids for r in target]
     assert 0 < sum(sum(r.accepted) for r in drafted) < sum(sum(r.drafted) for r in drafted)

@@ -14,30 +14,25 @@ from tokenizers import Tokenizer
 
 from bench.demo import prompts
 from model.drafters.dflash import DFlash
-from model.speculative import Pair
-from tests.eager_graphs import EagerGraphs
-from tests.model.drafted import pair_of
+from tests.model.drafted import LENGTH, graphs_of
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request
 
-LENGTH, BATCH, TOKENS, K = 128, 8, 16, 7
+BATCH, TOKENS, K = 8, 16, 7
 DRAFTS = ("draft_dflash", "draft_dspark")
 
 
-def _config(drafter: DFlash, **changes: Any) -> None:
-    drafter.model.config = replace(drafter.model.config, **changes)
+def _rows_off_by_one(drafter: DFlash) -> None:
+    config = drafter.model.config
+    drafter.model.config = replace(config, shifted=not config.shifted)
 
 
-def _rows_off_by_one(pair: Pair, drafter: DFlash) -> None:
-    _config(drafter, shifted=not drafter.model.config.shifted)
-
-
-def _stale_context(pair: Pair, drafter: DFlash) -> None:
+def _stale_context(drafter: DFlash) -> None:
     drafter.update = lambda result, state: state  # type: ignore[method-assign]
 
 
-def _noise_of_the_next_position(pair: Pair, drafter: DFlash) -> None:
+def _noise_of_the_next_position(drafter: DFlash) -> None:
     propose = drafter.propose
 
     def wrong(rows: Any, ids: Any, params: Any, noise_BNV: Any, state: Any) -> Any:
@@ -47,29 +42,25 @@ def _noise_of_the_next_position(pair: Pair, drafter: DFlash) -> None:
     drafter.propose = wrong  # type: ignore[method-assign]
 
 
-Fault = Callable[[Pair, DFlash], None]
-SEEN: list[Fault] = [_rows_off_by_one, _stale_context, _noise_of_the_next_position]
+Fault = Callable[[Any], None]
+FAULTS: list[Fault] = [_rows_off_by_one, _stale_context, _noise_of_the_next_position]
 
 
 @functools.cache
-def tokens_a_step(draft: str, fault: Fault | None) -> float:
+def tokens_per_step(draft: str, fault: Fault | None) -> float:
     """Of the demo's prompts at temperature 0.6."""
-    pair, pool = pair_of(Path("demo/target"), Path("demo") / draft), 1 + BATCH
-    drafter = pair.drafter
-    assert isinstance(drafter, DFlash)
+    graphs = graphs_of(Path("demo/target"), Path("demo") / draft, (K,), BATCH)
     if fault:
-        fault(pair, drafter)
-    engine = Engine(
-        EagerGraphs(pair, (), pool, BATCH),
-        EngineConfig((K,), BATCH, LENGTH, (LENGTH,), 2048, pool, ((LENGTH, LENGTH),)),
-    )
+        fault(graphs.pair.drafter)
+    config = EngineConfig((K,), BATCH, LENGTH, (LENGTH,), 2048, 1 + BATCH, ((LENGTH, LENGTH),))
     texts = Tokenizer.from_file("demo/target/tokenizer.json").encode_batch([p.text for p in prompts(3)])
-    results = engine.run(Request(tuple(t.ids), Params(0.6, top_p=0.95, seed=n), TOKENS) for n, t in enumerate(texts))
+    requests = (Request(tuple(t.ids), Params(0.6, top_p=0.95, seed=n), TOKENS) for n, t in enumerate(texts))
+    results = Engine(graphs, config).run(requests)
     return sum(len(r.ids) - 1 for r in results) / sum(r.steps for r in results)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("fault", SEEN, ids=lambda fault: fault.__name__[1:])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__[1:])
 @torch.no_grad()
 def test_a_planted_fault_is_seen_in_acceptance(draft: str, fault: Fault) -> None:
-    assert tokens_a_step(draft, fault) < 0.9 * tokens_a_step(draft, None)
+    assert tokens_per_step(draft, fault) < 0.9 * tokens_per_step(draft, None)

@@ -3,66 +3,45 @@
 from __future__ import annotations
 
 import re
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from model.approx_filters import approximate
-from model.filters import Filters
-from model.sampling import SamplingParams
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import ROOT
-from tests.model.family import eager, eager_engine
-from tests.model.paged import empty, rows
+from tests.model.family import eager_engine
 from trnspec.engine.request import Params, Request
+from trnspec.engine.slots import Slot
 
-# in fp32 logits over this are lost beside the noise
+# logits divided by it are below the resolution of the noise in fp32
 NOISE_ONLY = 1e30
 
 
-@torch.no_grad()
-def _agrees(family: Path, ids: tuple[int, ...], params: Params) -> list[bool]:
-    """Whether the draft, with every id before it in its cache, samples the id at each position; in one pass."""
-    draft: Any = eager(family, k=3).pair.draft_model
-    x, *_ = draft.hidden(torch.tensor([ids]), empty(draft.config, 1, len(ids)), rows(0, len(ids), 1, len(ids)))
-    seeds = torch.tensor([params.seed_words], dtype=torch.int32)
-    temperature, *filters = (
-        torch.tensor([float(v)]) for v in (params.temperature, params.top_k, params.top_p, params.min_p)
-    )
-    asked = approximate(SamplingParams(temperature, seeds, Filters(*filters)))
-    noise = draft.noise(seeds, 1 + torch.arange(len(ids), dtype=torch.int32)[None])
-    sampled = draft.sample(draft.logits(x), asked, noise).token_ids()[0].tolist()
-    return [False, *(s == i for s, i in zip(sampled, ids[1:], strict=False))]
-
-
-def _tally(agrees: list[bool], first: int, k: int) -> tuple[list[int], list[int]]:
-    """Steps with more than n drafts to accept, and with more than n accepted, to the context's end."""
-    steps, position, last = [], first, len(agrees) - 1
-    while position < last:
-        most = min(k, last - 1 - position)
-        accepted = len(list(takewhile(bool, agrees[position + 1 : position + 1 + most])))
-        steps.append((most, accepted))
-        position += accepted + 1
-    drafted, accepted_by = ([sum(step[i] > n for step in steps) for n in range(k)] for i in (0, 1))
-    return drafted, accepted_by
-
-
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_draft_is_accepted_where_one_with_full_caches_agrees(family: Path, k: int) -> None:
-    """By position and to the context's end: a draft that misses an id, or a tally that counts beyond, differs."""
-    prompt, full, refused = (9, 2, 7, 7, 1, 30), 0, 0
-    for params in (Params(), Params(0.8, seed=7), Params(1.0, 20, 0.9, 0.02, 3)):
-        (result,) = eager_engine(family, k=3).run([Request(prompt, params, 1000, k_limit=k)])
-        ids = (*prompt, *result.ids)
-        assert (result.reason, len(ids)) == ("context", 128)
-        drafted, accepted = _tally(_agrees(family, ids, params), len(prompt), k)
-        assert (result.drafted, result.accepted) == (drafted, accepted), params
-        full, refused = full + accepted[-1], refused + drafted[0] - accepted[0]
+def test_a_chain_drafts_what_its_model_samples_without_a_target(family: Path, k: int) -> None:
+    """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same, up to the
+    context's end. A draft that misses an id differs."""
+    params = (Params(), Params(0.8, seed=7), Params(1.5, seed=3))
+    requests = [Request((9, 2, 7, 7, 1, 30) * 10, p, 1000, k_limit=k) for p in params]
+    draft = eager_engine(family, "none", False, target=str(family / "chain"))
+
+    def propose(slot: Slot, count: int) -> list[int]:
+        return draft.run([Request(slot.ids, slot.request.params, count)])[0].ids if count else []
+
+    expected, host = eager_engine(family, k=3).run(requests), eager_engine(family, "ngram", k=3)
+    host.propose = propose
+    assert host.run(requests) == expected
+    full, rejected = (sum(r.accepted[k - 1] for r in expected), sum(r.drafted[0] - r.accepted[0] for r in expected))
     assert full > 0, "the last draft's place in the cache matters after a step that accepts all"
-    assert refused > 0
+    assert rejected > 0
+
+
+def test_what_is_counted_ends_with_the_context(family: Path) -> None:
+    """A target that drafts for itself has every draft accepted, those of the last step too."""
+    (result,) = eager_engine(family, "itself", k=3).run([Request((9, 2, 7), Params(0.8, seed=7), 1000)])
+    assert (result.reason, 3 + len(result.ids)) == ("context", 128)
+    assert result.accepted == result.drafted
+    assert len(result.ids) == 1 + result.steps + sum(result.accepted)
 
 
 def _first_samples() -> list[tuple[int, int, list[int]]]:

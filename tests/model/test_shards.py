@@ -1,8 +1,9 @@
-"""Samples from vocabulary shards on simulated kernels: every rank comes to the tokens of the whole vocabulary."""
+"""Vocabulary shards on simulated kernels: every rank has the floors, samples and log-probabilities of all ids.
+
+The samples of several ranks are compared with an oracle in test_samples.py.
+"""
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import pytest
@@ -16,29 +17,15 @@ from model.logprobs import TOP
 from model.nki import simulated
 from model.nki.context import NkiContext
 from model.nki.filter_floor import filter_floor, over_ranks
-from model.ops import EAGER, iota
+from model.ops import EAGER
 from model.parallel import VocabShard
-from model.sampling import SamplingParams, ShardArgmax, gumbel_noise, sample
+from model.sampling import SamplingParams, ShardArgmax
 from nki_kernels.limits import NO_FLOOR
 from nki_kernels.sampling import law
 from tests.model.ranks import RankOps, on_ranks
-from tests.model.test_asks import some, words
+from tests.model.test_logits_processors import some, words
 
 NKI = NkiContext(1, EAGER, simulated.serve)
-ALL = VocabShard(torch.zeros(1, 1, dtype=torch.int32), 184)
-
-
-def nki(ops: RankOps, ranks: int) -> NkiContext:
-    """The kernels of one of the ranks."""
-    return NkiContext(ranks, ops, simulated.serve)
-
-
-def shard(rank: int, width: int) -> VocabShard:
-    return VocabShard(torch.tensor([[rank * width]], dtype=torch.int32), width)
-
-
-def part(logits_RV: Tensor, ops: RankOps, ranks: int) -> Tensor:
-    return logits_RV.chunk(ranks, -1)[ops.rank].contiguous()
 
 
 def filters_of(rows: int, seed: int) -> tuple[Tensor, Filters]:
@@ -52,58 +39,14 @@ def filters_of(rows: int, seed: int) -> tuple[Tensor, Filters]:
     return temperature_R, Filters(*filters)
 
 
-def cases(count: int, vocabulary: int) -> tuple[Tensor, SamplingParams, Tensor]:
-    """Logits, parameters and positions of greedy, sampled and filtered rows in turn, some of them with ties."""
+def cases(count: int, vocabulary: int) -> tuple[Tensor, SamplingParams]:
+    """Logits and parameters of greedy, sampled and filtered rows in turn, some of them with ties."""
     rng = np.random.default_rng(count)
     logits = np.round(4 * rng.standard_normal((count, vocabulary))).astype(np.float32) / 2
     temperature_R, filters = filters_of(count, 1)
     seeds = torch.from_numpy(rng.integers(-(2**31), 2**31, (count, 2)).astype(np.int32))
     params = SamplingParams(torch.where(torch.arange(count) % 3 == 0, 0.0, temperature_R), seeds, filters)
-    return torch.from_numpy(logits), params, torch.arange(5, 5 + count, dtype=torch.int32)
-
-
-def sampled(
-    logits_RV: Tensor, params: SamplingParams, positions_R: Tensor, ranks: int, shift: int = 0
-) -> list[ShardArgmax]:
-    """What every rank knows of the samples; with `shift`, from a first id that is as much too high."""
-
-    def work(ops: RankOps) -> ShardArgmax:
-        logits, ctx = part(logits_RV, ops, ranks), nki(ops, ranks)
-        own = shard(ops.rank, logits.shape[1])
-        own = own._replace(start_11=own.start_11 + shift)
-        return ctx.sample(logits, params, ctx.gumbel_noise(params.seed_R2, positions_R, own), own)
-
-    return on_ranks(ranks, work)
-
-
-def reference(logits_RV: Tensor, params: SamplingParams, positions_R: Tensor) -> Tensor:
-    """The samples of the whole vocabulary."""
-    noise_RV = gumbel_noise(EAGER, params.seed_R2, positions_R, iota(logits_RV.shape[1], logits_RV))
-    return sample(EAGER, logits_RV, params, noise_RV)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_the_merged_samples_are_those_of_the_whole_vocabulary(ranks: int) -> None:
-    case = cases(12, 184)
-    expected, found = reference(*case), sampled(*case, ranks)
-    assert all(torch.equal(d.token_ids(), expected) for d in found)
-    assert {tuple(d.ids.shape) for d in found} == {(ranks, 12)}
-    assert not torch.equal(sampled(*case, ranks, shift=2)[0].token_ids(), expected), "the first id matters"
-
-
-def test_more_rows_than_a_launch_takes() -> None:
-    case = cases(130, 64)
-    assert torch.equal(sampled(*case, 2)[1].token_ids(), reference(*case))
-
-
-def test_equal_scores_go_to_the_smallest_id() -> None:
-    logits = torch.zeros(2, 64)
-    logits[0, [17, 33, 50]] = 1.0
-    params = SamplingParams(
-        torch.zeros(2), torch.zeros(2, 2).int(), Filters(torch.zeros(2), torch.ones(2), torch.zeros(2))
-    )
-    for ranks in (2, 4):
-        assert sampled(logits, params, torch.zeros(2).int(), ranks)[0].token_ids().tolist() == [17, 0]
+    return torch.from_numpy(logits), params
 
 
 @pytest.mark.parametrize("k", [0, 1, 5])
@@ -126,11 +69,11 @@ def test_acceptance_merges_the_shards(k: int) -> None:
 def test_every_rank_finds_the_same_floor(ranks: int) -> None:
     """That of one rank, by 18 collectives: the best logits, twice 8 passes and the mass between them. Masses round
     differently, no near-tie is here."""
-    logits, params, _ = cases(9, 4 * 31)
+    logits, params = cases(9, 4 * 31)
     by = (params.divisor_R, params.filters)
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        return filter_floor(ops, part(logits, ops, ranks), by, NKI._weights_above), ops.gathered
+        return filter_floor(ops, logits.chunk(ranks, -1)[ops.rank].contiguous(), by, NKI._weights_above), ops.gathered
 
     expected = filter_floor(EAGER, logits, by, NKI._weights_above)
     assert all(torch.equal(floor, expected) and gathered == 18 for floor, gathered in on_ranks(ranks, work))
@@ -138,7 +81,7 @@ def test_every_rank_finds_the_same_floor(ranks: int) -> None:
 
 @pytest.mark.parametrize("shape", [(40, 501), (3, 7)])
 def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
-    """Exactly the law's ids, ties included; more rows than a launch takes; without filters there is no floor."""
+    """Exactly the law's ids, ties included; more rows than a launch has; without filters there is no floor."""
     for seed, step in ((0, 0.0), (1, 0.25)):
         rng = np.random.default_rng(seed)
         logits = (2 * rng.standard_normal(shape)).astype(np.float32)
@@ -166,42 +109,37 @@ def test_sums_of_ranks_have_one_order() -> None:
     assert torch.equal(few[0], found[0][7:9])
 
 
-def _scored(
-    ctx: Context, own: VocabShard, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor, masks_RW: Tensor
-) -> tuple[ShardArgmax, Tensor]:
-    """Samples under masks, and log-probabilities among the allowed ids."""
-    rows = len(logits_RV)
-    penalties, none = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(rows, 1), torch.full((rows, 1), -1).int()
-    counts = torch.zeros((rows, 1, own.width), dtype=torch.int32)
-    processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, own)
-    samples = ctx.sample(processors.process(logits_RV[:, None])[:, 0], params, noise_RV, own)
-    return samples, ctx.logprobs(processors.visible(logits_RV[:, None])[:, 0], samples.token_ids(), own)
-
-
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_shards_sample_and_score_as_the_whole_vocabulary_does(ranks: int) -> None:
-    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its own ids."""
-    logits_RV, params, positions_R = cases(12, 184)
-    count = logits_RV.shape[1]
+def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
+    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its ids."""
+    logits_RV, params = cases(12, 184)
+    (rows, count), none = logits_RV.shape, torch.full((12, 1), -1).int()
     allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
     masks_RW = torch.from_numpy(np.stack([words(a) for a in allowed]))
-    noise_RV = functools.partial(ONE_RANK.gumbel_noise, params.seed_R2, positions_R)
-    expected, _ = _scored(ONE_RANK, ALL, logits_RV, params, noise_RV(ALL), masks_RW)
+    penalties = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(rows, 1)
+    positions_R = torch.arange(5, 5 + rows, dtype=torch.int32)
 
-    def work(ops: RankOps) -> tuple[ShardArgmax, Tensor]:
-        own = shard(ops.rank, count // ranks)
-        return _scored(nki(ops, ranks), own, part(logits_RV, ops, ranks), params, noise_RV(own), masks_RW)
+    def of_rank(ctx: Context, rank: int) -> tuple[Tensor, Tensor]:
+        """Samples under masks, and log-probabilities among the allowed ids."""
+        width = count // ctx.tp
+        shard = VocabShard(torch.tensor([[rank * width]], dtype=torch.int32), width)
+        logits_R1V = logits_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
+        counts = torch.zeros((rows, 1, width), dtype=torch.int32)
+        processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, shard)
+        noise_RV = ctx.gumbel_noise(params.seed_R2, positions_R, shard)
+        ids_R = ctx.sample(processors.process(logits_R1V)[:, 0], params, noise_RV, shard).token_ids()
+        return ids_R, ctx.logprobs(processors.visible(logits_R1V)[:, 0], ids_R, shard)
 
+    expected, _ = of_rank(ONE_RANK, 0)
     logprobs = torch.where(torch.tensor(allowed), logits_RV, float("-inf")).log_softmax(-1)
     best = logprobs.sort(dim=-1, descending=True, stable=True)
     real = best.values[:, :TOP].isfinite()
-    for samples, scores in on_ranks(ranks, work):
-        ids = samples.token_ids()
-        assert torch.equal(ids, expected.token_ids())
-        assert all(a[i] for a, i in zip(allowed, ids.tolist(), strict=True))
-        own = logprobs.gather(1, ids.long()[:, None])
-        torch.testing.assert_close(scores[:, 0], own[:, 0], atol=2e-6, rtol=0)
-        assert scores[:, 1].tolist() == (logprobs >= own).sum(-1).tolist()
+    for ids_R, scores in on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, simulated.serve), ops.rank)):
+        assert torch.equal(ids_R, expected)
+        assert all(a[i] for a, i in zip(allowed, ids_R.tolist(), strict=True))
+        sampled = logprobs.gather(1, ids_R.long()[:, None])
+        torch.testing.assert_close(scores[:, 0], sampled[:, 0], atol=2e-6, rtol=0)
+        assert scores[:, 1].tolist() == (logprobs >= sampled).sum(-1).tolist()
         assert torch.equal(scores[:, 2 + TOP :][real].long(), best.indices[:, :TOP][real])
         torch.testing.assert_close(scores[:, 2 : 2 + TOP][real], best.values[:, :TOP][real], atol=2e-6, rtol=0)
         assert (scores[:, 2 : 2 + TOP][~real] < -1e20).all()

@@ -1,4 +1,4 @@
-"""Where a model has nothing to sample from, and at the ends of the sampling parameters' ranges."""
+"""Where a model has nothing to sample from, and temperatures of a float's range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 from safetensors.torch import load_file, save_file
 
-from model.errors import UserError
 from tests.eager_graphs import EagerGraphs
 from tests.model.family import eager_engine, write_family
 from trnspec.engine.request import Params, Request, Result
@@ -39,10 +38,10 @@ def _run(folder: Path, *requests: Request) -> list[Result]:
 @pytest.mark.parametrize("params", [Params(), Params(0.8, 20, 0.9, 0.01, seed=4)], ids=["greedy", "filtered"])
 def test_logits_that_overflow_end_their_own_request(overflow: Path, params: Params) -> None:
     """Neighbours, and those who get the slot next, have the ids that they have without it."""
-    asked = Request(PROMPT, params, 5)
-    (expected,) = _run(overflow, asked)
+    request = Request(PROMPT, params, 5)
+    (expected,) = _run(overflow, request)
     poisoned = [Request(p, params, 5) for p in ((2, POISON), (POISON, *PROMPT))]
-    results = _run(overflow, asked, *poisoned, *[asked] * 2)
+    results = _run(overflow, request, *poisoned, *[request] * 2)
     assert [(r.ids, r.reason) for r in results[1:3]] == [([], "error")] * 2
     assert all("logits hold NaN or infinity" in r.error and "after 0 new tokens" in r.error for r in results[1:3])
     assert [r.ids for r in (results[0], *results[3:])] == [expected.ids] * 3
@@ -52,8 +51,8 @@ def test_an_id_after_which_logits_overflow_is_the_last(overflow: Path) -> None:
     """Only the noise samples it. As a draft it overflows the step that verifies it, so that it need not be emitted."""
     counts = set()
     for seed in range(6):
-        asked = Request(PROMPT, Params(1e30, seed=seed), 100)
-        (target,), (drafted,) = _run(overflow, replace(asked, k_limit=0)), _run(overflow, asked)
+        request = Request(PROMPT, Params(1e30, seed=seed), 100)
+        (target,), (drafted,) = _run(overflow, replace(request, k_limit=0)), _run(overflow, request)
         assert POISON not in target.ids[:-1]
         assert (target.reason == "error") == (target.ids[-1] == POISON)
         assert drafted.reason == target.reason
@@ -77,34 +76,7 @@ def test_blocks_that_are_not_cleared_poison_the_next_request(overflow: Path) -> 
     assert [r.reason for r in engine.run([after])] == ["eos"]
 
 
-# these would emit id 0 if a rounding removed the best id where the filter leaves one
-ONE_ID = [
-    Params(0.7, min_p=1.0, seed=1), Params(0.7, top_p=1e-38, seed=1), Params(0.3, min_p=0.9999999, seed=1),
-    Params(1e-5, min_p=0.99, seed=2), Params(1e30, top_k=1, seed=3), Params(2.0, top_p=1e-300, seed=4),
-]  # fmt: skip
-
-
-def test_a_filter_that_leaves_one_id_emits_the_greedy_text(family: Path) -> None:
-    ids = [r.ids for r in _run(family, *(Request(PROMPT, p, 30) for p in (Params(), *ONE_ID)))]
-    changed = {"presence_penalty": 0.3, "frequency_penalty": 0.7, "repetition_penalty": 1.17}
-    penalised = [
-        r.ids for r in _run(family, *(Request(PROMPT, replace(p, **changed), 30) for p in (Params(), *ONE_ID)))
-    ]
-    assert len({*ids[0]}) > 3
-    assert ids[1:] == [ids[0]] * len(ONE_ID)
-    # logits that were computed after the head: the best one's distance is 0 there too
-    assert penalised == [penalised[0]] * len(penalised)
-    assert penalised[0] != ids[0]
-
-
 def test_a_low_temperature_is_raised_as_vllm_raises_it(family: Path) -> None:
     assert [Params(t).sampling_temperature for t in (0.0, 1e-300, 1e-6, 0.0099, 0.01, 0.5)] == [0, *[0.01] * 4, 0.5]
-    ids = [r.ids for r in _run(family, *(Request(PROMPT, Params(t, seed=3), 12) for t in (1e-300, 1e-5, 0.01)))]
-    assert ids == [ids[0]] * 3
-
-
-@pytest.mark.parametrize("temperature", [1.1e30, 1e39, float("inf"), float("nan"), -1e-9])
-def test_other_temperatures_are_refused(temperature: float) -> None:
-    with pytest.raises(UserError, match=r"temperature is .*; it must be a number from 0 to 1e30"):
-        Params(temperature).check()
-    Params(1e30).check()
+    low, least = _run(family, *(Request(PROMPT, Params(t, seed=3), 12) for t in (1e-300, 0.01)))
+    assert low.ids == least.ids

@@ -1,4 +1,4 @@
-"""Full sampling: penalties, bias, limits of ids, grammars and log-probabilities, by oracles; with any drafts.
+"""Full sampling: penalties, bias, allowed ids, grammars and log-probabilities, by oracles; with any drafts.
 
 In eager graphs; two ranks of a compiled bundle are the second look.
 """
@@ -6,6 +6,7 @@ In eager graphs; two ranks of a compiled bundle are the second look.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,24 +18,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compile.build import build
-from model.errors import UserError
 from model.filters import Filters
 from model.graph_key import Stage
-from model.logits_processors import MAX_BIASES
 from model.ops import EAGER, iota
 from model.sampling import SamplingParams, gumbel_noise, sample
 from tests.compile.tiny import spec, write_model
-from tests.model.family import DRAFTERS, V, eager_engine
+from tests.model.family import DRAFTERS, AsTheyRun, V, eager_engine, untraced
 from tests.model.heads import write_head
 from trnspec.bundle.opening import read_bundle
-from trnspec.engine.config import EngineConfig, engine_config
+from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine, Proposer
-from trnspec.engine.request import Params, Request, Result, check
+from trnspec.engine.masks import ConstrainedDraft
+from trnspec.engine.request import Params, Request, Result, Score
 from trnspec.engine.slots import Slot
-from trnspec.runtime.xla import XlaRunner
 
-END, ENDS, KEPT = 7, (7, 20, 33, 46), 24
+END, ENDS, TOKENS = 7, (7, 20, 33, 46), 24
 WITH_DRAFTS = [name for name in DRAFTERS if name != "none"]
 MIXES: dict[str, dict[str, Any]] = {
     "presence": {"presence_penalty": 1.5},
@@ -75,20 +73,20 @@ def _allowed(seed: int, ids: Sequence[int]) -> list[bool]:
 
 
 def _grammar(seed: int) -> Callable[[Sequence[int]], np.ndarray | None]:
-    """Masks that depend on all ids so far; the text ends with one of the ENDS."""
+    """Masks that depend on all ids so far; the output ends with one of the ENDS."""
     return lambda ids: None if ids and ids[-1] in ENDS else words(_allowed(seed, ids))
 
 
 def _requests(temperature: float = 0.0) -> list[Request]:
     return [
-        Request(prompt, Params(temperature, seed=n, **mix), KEPT, (END,))
+        Request(prompt, Params(temperature, seed=n, **mix), TOKENS, (END,))
         for n, mix in enumerate(MIXES.values())
         for prompt in PROMPTS
     ]
 
 
 GRAMMARS = [
-    Request(prompt, params, KEPT, ENDS, allowed=_grammar(n))
+    Request(prompt, params, TOKENS, ENDS, allowed=_grammar(n))
     for n, (prompt, params) in enumerate((prompt, params) for prompt in PROMPTS for params in PARAMS)
 ]
 
@@ -110,12 +108,12 @@ def _adjusted(logits_V: np.ndarray, request: Request, new: Sequence[int]) -> np.
 
 
 def _mostly(requests: Sequence[Request], results: Sequence[Result]) -> Proposer:
-    """A host's drafts: a request's own text, of which every fifth id is a different one."""
-    texts = {(r.ids, r.params): result.ids for r, result in zip(requests, results, strict=True)}
+    """A host's drafts: a request's output, of which every fifth id is a different one."""
+    outputs = {(r.ids, r.params): result.ids for r, result in zip(requests, results, strict=True)}
 
     def propose(slot: Slot, count: int) -> list[int]:
-        text, at = texts.get((slot.request.ids, slot.request.params), []), len(slot.result.ids)
-        return [(token + (n % 5 == 4)) % V for n, token in enumerate(text[at : at + count], at)]
+        output, at = outputs.get((slot.request.ids, slot.request.params), []), len(slot.result.ids)
+        return [(token + (n % 5 == 4)) % V for n, token in enumerate(output[at : at + count], at)]
 
     return propose
 
@@ -125,19 +123,27 @@ def _accepted(results: Sequence[Result]) -> tuple[int, int]:
 
 
 def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
-    """Of rows after drafts too: the draft is the target. The control: every mix changes an id."""
+    """Of rows after drafts too: the draft is the target, so that it is right, where an id of the same step counts too.
+
+    The control: every mix changes an id.
+    """
     theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
-    engine, requests, changed = eager_engine(family, "itself", batch=8), _requests(), set()
-    plain = {p: engine.run([Request(p, Params(), KEPT, (END,))])[0].ids for p in PROMPTS}
+    engine, requests, changed, accepted = eager_engine(family, "itself", batch=8), _requests(), set(), 0
+    plain = {p: engine.run([Request(p, Params(), TOKENS, (END,))])[0].ids for p in PROMPTS}
     for n, (request, result) in enumerate(zip(requests, engine.run(requests), strict=True)):
+        mix = list(MIXES)[n // 2]
         with torch.no_grad():
             logits_NV = theirs(torch.tensor([[*request.ids, *result.ids]])).logits[0, len(request.ids) - 1 : -1].numpy()
         for place, token in enumerate(result.ids):
             adjusted_V = _adjusted(logits_NV[place], request, result.ids[:place])
-            assert adjusted_V[token] > adjusted_V.max() - 1e-4, (list(MIXES)[n // 2], place)
+            assert adjusted_V[token] > adjusted_V.max() - 1e-4, (mix, place)
         if result.ids != plain[request.ids]:
-            changed.add(list(MIXES)[n // 2])
+            changed.add(mix)
+        if mix in ("presence", "frequency", "repetition", "bias") and result.reason == "length":
+            assert result.accepted == result.drafted
+            accepted += max(Counter(result.ids).values()) > 1
     assert changed == {*MIXES}
+    assert accepted > 3
 
 
 def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
@@ -159,16 +165,26 @@ def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
     assert {r.reason for r in results} == {"eos", "length"}
 
 
+@functools.cache
+def _without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tuple[Request, Result]]]:
+    """Requests under grammars, greedy and sampled, as many that need no full sampling, and their results."""
+    every = [*GRAMMARS, *_requests(), *_requests(0.9)[::3]]
+    requests = [dataclasses.replace(r, logprobs=0 if n % 4 else None) for n, r in enumerate(every)]
+    free = [Request((5, 6, n), Params(0.8 * (n % 2), seed=n), 20) for n in range(len(requests))]
+    engine = eager_engine(family, "none", batch=8)
+    return [*zip(requests, engine.run(requests), strict=True)], [*zip(free, engine.run(free), strict=True)]
+
+
 @pytest.mark.parametrize("drafter", WITH_DRAFTS)
-def test_ids_do_not_depend_on_drafts_or_company(family: Path, drafter: str) -> None:
-    """Greedy, sampled and under grammars; any limit of drafts, slots that others have used, neighbours without any."""
-    every = [*_requests()[:: 1 + 2 * (drafter != "chain")], *_requests(0.9)[::3], *GRAMMARS]
-    requests = [dataclasses.replace(r, logprobs=0 if n % 3 else None) for n, r in enumerate(every)]
-    target, engine = eager_engine(family, "none", batch=8), eager_engine(family, drafter, batch=8)
-    alone = target.run(requests)
+def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str) -> None:
+    """Any limit of drafts, slots that others have used, neighbours without any; each drafter has a third
+    of the mixes."""
+    first, grammars = WITH_DRAFTS.index(drafter) % 3, len(GRAMMARS)
+    pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in _without_drafts(family))
+    (requests, alone), (free, free_alone) = (zip(*of, strict=True) for of in pairs)
+    engine = eager_engine(family, drafter, batch=8)
     if drafter == "ngram":
         engine.propose = _mostly(requests, alone)
-    free = [Request((5, 6, n), Params(0.8 * (n % 2), seed=n), 20) for n in range(len(requests))]
     limited = [dataclasses.replace(r, k_limit=(None, 0, 2, 1)[n % 4]) for n, r in enumerate(requests)]
     mixed = engine.run([r for pair in zip(limited, free, strict=True) for r in pair])
     for results in (engine.run(requests), mixed[::2]):
@@ -177,47 +193,51 @@ def test_ids_do_not_depend_on_drafts_or_company(family: Path, drafter: str) -> N
         assert 0 < accepted < drafted + (drafter == "itself")
         for one, other in zip(results, alone, strict=True):
             assert [s.logprob for s in one.scores] == pytest.approx([s.logprob for s in other.scores], abs=1e-5)
-    assert [r.ids for r in mixed[1::2]] == [r.ids for r in target.run(free)]
-
-
-def test_a_draft_is_adjusted_as_its_row_is(family: Path) -> None:
-    """A draft that is the target itself is always right, also where an id of the same step counts."""
-    mixes = ("presence", "frequency", "repetition", "bias")
-    requests = [Request(prompt, Params(**MIXES[mix]), 40) for mix in mixes for prompt in PROMPTS]
-    results = eager_engine(family, "itself", batch=8).run(requests)
-    assert all(result.accepted == result.drafted for result in results)
-    assert all(max(Counter(result.ids).values()) > 1 for result in results[:2])
+    assert [r.ids for r in mixed[1::2]] == [r.ids for r in free_alone]
 
 
 @pytest.mark.parametrize("drafter", ["chain", "parallel", "eagle3", "dspark", "ngram"])
 def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: str) -> None:
-    """With log-probabilities, which need full sampling, and without: steps, drafts offered and accepted, reasons."""
-    prompts = [(9, 2, 7), (1, 2, 3, 1, 2, 3, 1, 2), tuple(range(1, 60)) * 2]
+    """Without full sampling, with log-probabilities and with masks of all ids: steps, drafts and accepted, reasons."""
+    prompts, every_id = [(9, 2, 7), (1, 2, 3, 1, 2, 3, 1, 2), tuple(range(1, 60)) * 2], words([True] * V)
     requests = [Request(p, params, 16, k_limit=1 if params.seed == 11 else None) for p in prompts for params in PARAMS]
-    found, stages = [], []
-    for logprobs in (None, 0):
+    found, stages, kinds = [], [], list[dict[str, Any]]([{}, {"logprobs": 0}, {"allowed": lambda ids: every_id}])
+    for kind in kinds:
         engine = eager_engine(family, drafter, k=3, batch=8)
         engine.runner.keys.clear()  # type: ignore[attr-defined]
-        results = engine.run([dataclasses.replace(request, logprobs=logprobs) for request in requests])
+        results = engine.run([dataclasses.replace(request, **kind) for request in requests])
         # a full-sampling step of fewer drafts than the largest k runs the graph of that k
         found.append([dataclasses.replace(result, scores=[], steps_of_k={}) for result in results])
         stages.append({key.stage for key in engine.runner.keys if not key.is_prefill})  # type: ignore[attr-defined]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     assert 0 < _accepted(found[0])[0] < _accepted(found[0])[1]
     assert stages[0] == {Stage.STEP}
-    assert drafter == "ngram" or {Stage.DRAFT, Stage.VERIFY} <= stages[1]
+    assert drafter == "ngram" or {Stage.DRAFT, Stage.VERIFY} <= stages[1] & stages[2]
 
 
 @pytest.mark.parametrize("drafter", ["chain", "eagle3", "ngram"])
-def test_a_text_that_masks_force_takes_every_draft(family: Path, drafter: str) -> None:
-    text = [(11 * n) % 50 + 8 for n in range(21)]
+def test_an_output_that_masks_force_accepts_every_draft(family: Path, drafter: str) -> None:
+    """Ids whose bit is a word's sign too. Log-probabilities are among the allowed ids."""
+    output = [31, 63, *((11 * n) % 50 + 8 for n in range(19))]
 
     def allowed(ids: Sequence[int]) -> np.ndarray:
-        return words([i == text[len(ids) % 21] for i in range(V)])
+        return words([i == output[len(ids) % 21] for i in range(V)])
 
-    (result,) = eager_engine(family, drafter, k=3).run([Request((3, 4), PARAMS[1], 21, allowed=allowed)])
+    (result,) = eager_engine(family, drafter, k=3).run([Request((3, 4), PARAMS[1], 21, allowed=allowed, logprobs=0)])
     # the prompt's graph samples the first, five steps four each
-    assert (result.ids, result.steps, result.accepted) == (text, 5, [5, 5, 5])
+    assert (result.ids, result.steps, result.accepted) == (output, 5, [5, 5, 5])
+    assert result.scores == [Score(0.0, 1)] * 21
+
+
+def test_masks_of_rejected_drafts_are_noticed(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a walk that follows every draft, and so has wrong masks, changes what is emitted."""
+    expected = [r.ids for r in eager_engine(family, "none", batch=8).run(GRAMMARS)]
+
+    def follow_all(self: ConstrainedDraft, drafts: Sequence[int]) -> None:
+        self.drafts, self.masks = list(drafts), self.masks[:1] * (1 + len(drafts))
+
+    monkeypatch.setattr(ConstrainedDraft, "propose", follow_all)
+    assert [r.ids for r in eager_engine(family, batch=8).run(GRAMMARS)] != expected
 
 
 def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:
@@ -226,8 +246,8 @@ def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:
     engine = eager_engine(family, "none", max_len=256, chunks=(128,))
     for length in (1, 2, 31, 250):
         ids = tuple((7 * n * n + 3 * n) % V for n in range(length))
-        asked = Request(ids, Params(presence_penalty=1.0, allowed_token_ids=(3, 4)), 2, logprobs=0, prompt_logprobs=5)
-        (result,) = engine.run([asked])
+        params = Params(presence_penalty=1.0, allowed_token_ids=(3, 4))
+        (result,) = engine.run([Request(ids, params, 2, logprobs=0, prompt_logprobs=5)])
         every = torch.tensor([[*ids, *result.ids]])
         with torch.no_grad():
             logprobs = theirs(every).logits[0, :-1].log_softmax(-1)
@@ -240,52 +260,30 @@ def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernels", "eagle"), [("reference", False), ("nki", True)])
-def test_two_ranks_sample_mask_and_score_as_one_does(tmp_path: Path, kernels: str, eagle: bool) -> None:
+@pytest.mark.parametrize(("kernels", "draft"), [("reference", "draft"), ("nki", "head")])
+def test_two_ranks_sample_mask_and_score_as_one_does(tmp_path: Path, kernels: str, draft: str) -> None:
     """Counts of the ids of a rank's logits, and of a head's own ids; a rank's 40 ids begin within a mask's word."""
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 80, "eos_token_id": None}
-    write_model(tmp_path / "target", 1, 0.2, **sizes)
-    write_model(tmp_path / "draft", 1, 0.2, num_hidden_layers=1, **sizes)
-    if eagle:
-        write_head(tmp_path / "head", tmp_path / "target", taps=(0, 1), **{n: s for n, s in sizes.items() if s})
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 80}
+    target = write_model(tmp_path / "target", 1, 0.2, **sizes, eos_token_id=None)
+    write_model(tmp_path / "draft", 1, 0.2, **sizes, eos_token_id=None, num_hidden_layers=1)
+    write_head(tmp_path / "head", target, taps=(0, 1), **sizes)
     penalties: dict[str, Any] = {"presence_penalty": 1.0, "repetition_penalty": 1.5, "logit_bias": {70: 1.0}}
-    asked = [Request((3, 5, 7), Params(0.9 * n, seed=4, **penalties), 5, logprobs=4, prompt_logprobs=3) for n in (0, 1)]
-    asked += [
-        Request((3, 5, 7), p, 3, allowed=lambda ids: words(some(80, len(ids), 0.2)), logprobs=2)
-        for p in (Params(), Params(1.2, top_k=9, top_p=0.8, seed=2))
+    kinds: list[dict[str, Any]] = [
+        *({"params": Params(t, seed=4, **penalties), "logprobs": 4, "prompt_logprobs": 3} for t in (0.0, 0.9)),
+        *(
+            {"params": p, "logprobs": 2, "allowed": lambda ids: words(some(80, len(ids), 0.2))}
+            for p in (Params(), Params(1.2, top_k=9, top_p=0.8, seed=2))
+        ),
     ]
     found = []
     for name, tp in (("reference", 1), (kernels, 2)):
-        draft = str(tmp_path / ("head" if eagle else "draft"))
-        bundle = read_bundle(build(spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=draft)))
-        found.append(Engine(XlaRunner(bundle), engine_config(bundle)).run(asked))
+        plan = spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=str(tmp_path / draft))
+        runner = AsTheyRun(read_bundle(untraced(plan)))
+        requests = [Request((3, 5, 7), max_new_tokens=4, **kind) for kind in kinds]
+        found.append(Engine(runner, engine_config(runner.bundle)).run(requests))
     for one, two in zip(*found, strict=True):
         assert one.ids == two.ids
         for mine, other in zip((*one.prompt_scores, *one.scores), (*two.prompt_scores, *two.scores), strict=True):
             assert (mine.rank, [i for i, _ in mine.best]) == (other.rank, [i for i, _ in other.best])
             assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
     assert all(some(80, n, 0.2)[token] for one in found[0][2:] for n, token in enumerate(one.ids))
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"params": Params(presence_penalty=2.5)}, r"presence-penalty is 2.5; it must be a number in \[-2, 2\]"),
-    ({"params": Params(frequency_penalty=float("nan"))}, "frequency-penalty is nan"),
-    ({"params": Params(repetition_penalty=0.0)}, "repetition-penalty is 0.0"),
-    ({"params": Params(logit_bias={1: 101.0})}, "logit-bias of 1 is 101.0"),
-    ({"params": Params(logit_bias={64: 1.0})}, "logit-bias holds the id 64; this bundle's ids are 0 to 63"),
-    ({"params": Params(logit_bias=dict.fromkeys(range(MAX_BIASES + 1), 1.0))}, "logit-bias has 513 ids"),
-    ({"params": Params(allowed_token_ids=(1, -1))}, "allowed-token-ids holds the id -1"),
-    ({"params": Params(bad_words=((3,), ()))}, "bad-words holds an empty one"),
-    ({"params": Params(min_tokens=9)}, "min-tokens is 9, above max-new-tokens 8"),
-    ({"logprobs": 21}, "logprobs is 21; it must be a count of at most 20"),
-    ({"prompt_logprobs": -1}, "prompt-logprobs is -1"),
-]
-
-
-@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=[said[:24] for _, said in REFUSED])
-def test_requests_that_no_graph_serves_are_refused(changes: dict[str, Any], said: str) -> None:
-    vocab = MAX_BIASES + 1 if "513" in said else V
-    config = EngineConfig((3,), 2, 128, (128,), vocab, 3, ((128, 128),))
-    check(config, Request((1,), Params(min_tokens=8, bad_words=((3, 4),), logit_bias={63: 100.0}), 8, logprobs=20))
-    with pytest.raises(UserError, match=said):
-        check(config, Request((1,), **{"max_new_tokens": 8} | changes))
