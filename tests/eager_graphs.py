@@ -52,7 +52,7 @@ class EagerGraphs:
     def _run(self, key: GraphKey, inputs: StepInputs) -> Outputs:
         self.keys.append(key)
         tensors = StepInputs(*(torch.from_numpy(np.asarray(x).copy()) if x is not None else None for x in inputs))
-        counts_B1V = self.counts_B1V if key.asking else None
+        counts_B1V = self.counts_B1V if key.full_sampling else None
         pair = self.pair if key.k or key.is_prefill or self.pair.drafter.runs_without_drafts else self._target
         out = pair(run_stage, key, tensors, self.state, self.caches, counts_B1V)
         self.state = out.draft_state
@@ -70,7 +70,7 @@ class EagerGraphs:
 
 def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> EagerGraphs:
     """The graphs of a spec, from the checkpoint folders of target and draft; NKI kernels are served by `launch`."""
-    ctx = make_context(spec.kernels, 1, launch=launch, layers=spec.layers)
+    ctx = make_context(spec.kernels, 1, launch=launch, layers=spec.layers, without=spec.without)
     target_checkpoint, drafter = Checkpoint(folders["target"], spec.target_config), Drafter()
     if spec.has_draft:
         checkpoint = Checkpoint(folders["draft"], spec.draft_config, target_checkpoint)

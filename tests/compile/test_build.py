@@ -323,7 +323,7 @@ def _files_that_run(call: Callable[[], object]) -> set[str]:
 @pytest.mark.slow
 def test_what_runs_while_a_file_is_made_is_in_its_recipe(base: Path) -> None:
     plan = make_plan(spec(base, kernels="nki", k=2).bundle)
-    graph = plan.by_key[GraphKey(Stage.VERIFY, 2, 128, asking=True)]
+    graph = plan.by_key[GraphKey(Stage.VERIFY, 2, 128)]
     ran = _files_that_run(lambda: trace.lower_graph(plan.spec, graph))
     assert "model/speculative.py" in ran
     assert ran <= {*sources(TRACED_BY)}

@@ -64,35 +64,49 @@ def test_bytes_of_a_rank_are_those_of_arithmetic(name: str, tp: int) -> None:
     assert plan.weight_bytes == 2 * weights + 2 * 4
     # blocks of 128 positions: four for each of three sequences, and one for none
     assert plan.cache_bytes == 2 * (1 + 3 * 4) * 128 * cached + 3 * 4
-    fused = plan.by_key[GraphKey(Stage.STEP, 7, 128)]
+    fused = plan.by_key[GraphKey(Stage.STEP, 7, 512)]
     assert sum(2 * math.prod(t.shape) for t in fused.weights if t.dtype == "bfloat16") == 2 * weights
 
 
 @pytest.mark.parametrize("changes", [{}, {"k": "0"}, {"drafter": "ngram", "k": "3"}], ids=str)
 def test_the_graphs_of_a_bundle(changes: dict[str, Any]) -> None:
-    """Prompts by rows and keys; steps of each k and of 0; halves for a host that masks drafts."""
-    spec = BuildSpec(**changes, max_len=2048, recipe=Recipe(chunks=(128, 512))).bundle
+    """Prompts by rows and keys; steps of each k and of 0; halves for logits processors."""
+    spec = BuildSpec(**changes, max_len=8192, recipe=Recipe(chunks=(128, 512))).bundle
     plan = make_plan(spec)
-    prompts = [(k.rows, k.bucket) for k in plan.by_key if k.is_prefill and not k.asking]
-    assert prompts == [(128, 128), (128, 512), (128, 2048), (512, 512), (512, 2048)]
+    assert spec.buckets == (2048, 8192)
+    prompts = [(k.rows, k.bucket) for k in plan.by_key if k.stage is Stage.PREFILL]
+    assert prompts == [(128, 2048), (128, 8192), (512, 8192)]
+    assert [(k.rows, k.bucket) for k in plan.by_key if k.stage is Stage.PREFILL_LOGPROBS] == [(512, 8192)]
     for key, graph in plan.by_key.items():
         if key.stage is Stage.VERIFY and spec.has_draft:
-            draft, fused = (
-                plan.by_key[key._replace(stage=s, asking=s is Stage.DRAFT)] for s in (Stage.DRAFT, Stage.STEP)
-            )
+            draft, fused = (plan.by_key[key._replace(stage=s)] for s in (Stage.DRAFT, Stage.STEP))
             assert {*draft.weights, *graph.weights} == {*fused.weights}
             assert {*fused.state} < {*draft.state, *graph.state}
     stages = {key.stage for key in plan.by_key}
-    halves = {Stage.DRAFT, Stage.VERIFY} if spec.has_draft else {Stage.VERIFY} if spec.k else set()
-    assert stages == {Stage.PREFILL, Stage.STEP, *halves}
+    halves = {Stage.DRAFT, Stage.VERIFY} if spec.has_draft else {Stage.VERIFY}
+    assert stages == {Stage.PREFILL, Stage.PREFILL_LOGPROBS, Stage.STEP, *halves}
+
+
+@pytest.mark.parametrize("kernels", ["reference", "nki"])
+@pytest.mark.parametrize(("length", "most"), [(1024, 10), (4096, 16), (32768, 24)])
+def test_how_many_graphs_a_bundle_has(length: int, most: int, kernels: str) -> None:
+    """As many with kernels as without; greedy has a prompt, a step of k and one of 0."""
+    every, greedy = (
+        make_plan(BuildSpec(max_len=length, kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
+        for graphs in ("all", "greedy")
+    )
+    assert len(every) <= most
+    assert [g.key.name for g in greedy] == [
+        f"{name}_bk{length}" for name in ("prefill_k7_r512", "step_k7_unfiltered", "step_k0_unfiltered")
+    ]
 
 
 def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     one, several = make_plan(BuildSpec(k="7").bundle), make_plan(BuildSpec(k="1,7,3").bundle)
     assert (several.weight_bytes, several.cache_bytes) == (one.weight_bytes, one.cache_bytes)
     assert {g for g in one.graphs if g not in several.graphs} == set()
-    added = [g.key for g in several.graphs if g not in one.graphs and g.key.bucket == 128]
-    assert added == [GraphKey(Stage.STEP, k, 128, filters) for k in (3, 1) for filters in (True, False)]
+    added = [g.key for g in several.graphs if g not in one.graphs]
+    assert added == [GraphKey(Stage.STEP, k, 1024, filters) for k in (3, 1) for filters in (True, False)]
     build(["--k", "7,0,1,3", "--dry-run"])
     assert "or fewer by a graph of k 0, 1, 3" in capsys.readouterr().out
     build(["--k", "0,3", "--dry-run", "--json"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -27,7 +28,7 @@ BASE = {
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 512, "eos_token_id": 0,
 }  # fmt: skip
-_OF_RECIPE = ("blocks", "chunks", "layers", "toolchain", "compiler_flags")
+_OF_RECIPE = tuple(f.name for f in dataclasses.fields(Recipe))
 
 
 def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = True, **changes: object) -> Path:
@@ -65,9 +66,11 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     """A spec of the pair that write_pair(base) has written, of its target alone for k 0; fields of a recipe by name.
 
     Prompts run in chunks of 128 rows only, for each size is a graph to trace. With `chunks=()` they have those of every
-    bundle.
+    bundle. A length above 128 has two buckets.
     """
     recipe: dict[str, Any] = {"chunks": (128,)} | {n: changes.pop(n) for n in _OF_RECIPE if n in changes}
+    if (length := changes.get("max_len", 128)) != 128 and changes.get("kernels") != "nki":
+        recipe = {"context_buckets": (128, length)} | recipe
     values: dict[str, Any] = {
         "target": str(base / "target"), "tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32",
         "out": str(base / out), "recipe": Recipe(**recipe),

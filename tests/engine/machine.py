@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs
-from model.graph_key import GraphKey
+from model.graph_key import GraphKey, Stage
 from model.logits_processors import PROMPT_FLAG
 from model.logprobs import TOP
 from model.sampling import NO_ID
@@ -21,7 +21,8 @@ from trnspec.engine.config import EngineConfig
 from trnspec.engine.masks import allows
 
 V, BLOCK, LENGTH, BATCH, K = 96, 128, 512, 3, 3
-CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128), (128, 512), (256, 512)))
+CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128), (128, 512), (256, 512)),
+                      logprobs_prompt=(256, 512))  # fmt: skip
 
 
 class Machine:
@@ -55,7 +56,7 @@ class Machine:
         assert 0 < count <= key.rows
         assert first + count <= key.bucket
         self._write(table, first, ids)
-        if key.asking:
+        if key.full_sampling:
             self.counts[slot] = inputs.prompt_token_counts[0]
         visible = self._read(table, first + count)
         token = self._sample(visible, inputs, 0, 0, slot)
@@ -67,7 +68,9 @@ class Machine:
             scores[0, row] = _score(visible[: first + row + 1], scored)
         accepted = np.full((1, key.k + 1), -1)
         accepted[0, 0] = token
-        return StepOutputs(accepted, accepted[:, :1], np.array([first + count]), scores=scores if key.asking else None)
+        if key.stage is Stage.PREFILL:
+            scores = scores[:, count - 1 : count]
+        return StepOutputs(accepted, accepted[:, :1], np.array([first + count]), scores=scores)
 
     def _step(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         accepted, positions = np.full((BATCH, key.k + 1), -1), np.array(inputs.positions)
@@ -91,7 +94,7 @@ class Machine:
             positions[slot] = first + row + 1
         last = (accepted != -1).sum(1) - 1
         next_ids = np.take_along_axis(accepted, np.maximum(last, 0)[:, None], 1)
-        return StepOutputs(accepted, next_ids, positions, scores=scores if key.asking else None)
+        return StepOutputs(accepted, next_ids, positions, scores=scores if key.full_sampling else None)
 
     def _drafts(self, inputs: StepInputs, slot: int, k: int) -> list[int]:
         """Drafts of which the first ones are right, as a draft model makes them; it knows no masks or counts."""

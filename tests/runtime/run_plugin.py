@@ -61,7 +61,7 @@ def load(held: XlaRunner, file: Path) -> dict[str, Any]:
 
 
 def _smallest(held: XlaRunner) -> Any:
-    return next(g.key for g in held.bundle.graphs if g.key.is_prefill and not g.key.asking)
+    return next(g.key for g in held.bundle.graphs if g.key.is_prefill)
 
 
 if __name__ == "__main__":

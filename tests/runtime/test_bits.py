@@ -112,11 +112,13 @@ def _runner(folder: Path, dtype: str, sizes: dict[str, int]) -> Iterator[XlaRunn
 
 
 def _prefill(runner: XlaRunner, ids: np.ndarray, rows: int, end: int, first_block: int) -> np.ndarray:
-    """Writes a prompt's first tokens to blocks from `first_block` on; the scores of its rows, (R, C)."""
+    """Writes a prompt's first tokens to blocks from `first_block` on; the scores of its rows, (R, C), of chunks of 128
+    those of their last rows."""
     scores = []
     for first in range(0, end, rows):
         keys = min(k for r, k in runner.bundle.spec.prompts if r == rows and k >= min(first + rows, LENGTH))
-        key = GraphKey(Stage.PREFILL, KS[-1], keys, asking=True, rows=rows)
+        stage = Stage.PREFILL if rows == 128 else Stage.PREFILL_LOGPROBS
+        key = GraphKey(stage, KS[-1], keys, rows=rows)
         inputs = zeros_of(runner.graph(key).inputs)
         count = min(rows, end - first)
         inputs.input_ids[0, :count] = ids[first : first + count]
@@ -154,28 +156,27 @@ def test_a_row_has_the_same_bits_in_every_graph(dtype: str, sizes: str, tmp_path
     with _runner(tmp_path, dtype, SIZES[sizes]) as runner:
         scores = _prefill(runner, ids, 512, LENGTH, 1)
         expected = _rows(runner, 1, LENGTH)
-        assert np.array_equal(_prefill(runner, ids, 128, LENGTH, 5), scores)
+        assert np.array_equal(_prefill(runner, ids, 128, LENGTH, 5), scores[127::128])
         _check_equal(_rows(runner, 5, LENGTH), expected)
         for k in (0, *KS):
             # each sequence has other tokens before it, and its rows at another position
             for slot, start in enumerate(starts):
                 _prefill(runner, ids, 128, start, 9 + 4 * slot)
-            asking = k in (0, KS[-1])
-            stage = Stage.VERIFY if asking and k else Stage.STEP
-            key = GraphKey(stage, k, LENGTH, filters=asking, asking=asking)
+            verify = k == KS[-1]
+            key = GraphKey(Stage.VERIFY if verify else Stage.STEP, k, LENGTH, filters=verify)
             inputs = zeros_of(runner.graph(key).inputs)
             for slot, start in enumerate(starts):
                 inputs.input_ids[slot] = ids[start : start + k + 1]
                 inputs.positions[slot] = start
                 inputs.block_table[slot] = 9 + 4 * slot + np.arange(LENGTH // 128)
             inputs.sampling_params[:, 1] = 1
-            if asking:
+            if verify:
                 _neutral(inputs)
             outputs = runner.run(key, inputs)
             for slot, start in enumerate(starts):
                 found, end = _rows(runner, 9 + 4 * slot, start + k + 1), start + k + 1
                 _check_equal([c[:, start:end] for c in found], [c[:, start:end] for c in expected])
-                if asking and np.asarray(outputs.accepted_tokens)[slot, 0] == ids[start + 1]:
+                if verify and np.asarray(outputs.accepted_tokens)[slot, 0] == ids[start + 1]:
                     assert np.array_equal(np.asarray(outputs.scores)[slot, 0], scores[start])
         changed = ids.copy()
         changed[100] += 1

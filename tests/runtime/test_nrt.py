@@ -46,8 +46,8 @@ def of_two_ranks(family: Path, tmp_path_factory: pytest.TempPathFactory) -> Bund
     return with_neffs(bundle, tmp_path_factory.mktemp("two"))
 
 
-def _served(held: Runner, asking: bool = False) -> list[Result]:
-    requests = [replace(r, logprobs=2) if asking else r for r in REQUESTS]
+def _served(held: Runner, full_sampling: bool = False) -> list[Result]:
+    requests = [replace(r, logprobs=2) if full_sampling else r for r in REQUESTS]
     return Engine(held, engine_config(held.bundle)).run(requests)
 
 
@@ -76,7 +76,7 @@ def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, f
 def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path) -> None:
     expected = graphs(family, "chain")
     with closing(NrtRunner(with_neffs(expected.bundle, tmp_path))) as held:
-        found, wanted = _served(held, asking=True), _served(expected, asking=True)
+        found, wanted = _served(held, full_sampling=True), _served(expected, full_sampling=True)
     assert [r.ids for r in found] == [r.ids for r in wanted]
     assert [r.scores for r in found] == [r.scores for r in wanted]
 
