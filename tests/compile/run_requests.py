@@ -30,7 +30,7 @@ REQUESTS = [
 
 
 def tokens(bundle: Path, max_tokens: int) -> list[list[int]]:
-    """The ids of each request, at max_tokens so many."""
+    """The ids of each request, at most so many."""
     opened = read_bundle(bundle)
     requests = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, max_tokens)) for r in REQUESTS]
     return [r.ids for r in Engine(AsTheyRun(opened), engine_config(opened)).run(requests)]

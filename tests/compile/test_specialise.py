@@ -94,9 +94,9 @@ def test_a_kernel_that_is_gone_is_named(made: tuple[Bundle, int]) -> None:
 def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, _ = made
     proto = bytes(bundle.read(bundle.graphs[0].file))
-    for name, value, *said in (
-        ("VERSION", object(), "nki does not take the kernel ", ": Object of type object is not JSON ser"),
-        ("ALIASES", {0: 0}, "nki gives ", " the results ", " 0: 0} and the cores [2], the graph has"),
+    for name, value, said in (
+        ("VERSION", object(), ["nki does not take the kernel ", ": Object of type object is not JSON ser"]),
+        ("ALIASES", {0: 0}, ["nki gives ", " the results ", " 0: 0} and the cores [2], the graph has"]),
     ):
         with monkeypatch.context() as patch:
             fake_nki.install(patch)
