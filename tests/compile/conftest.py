@@ -1,12 +1,13 @@
-"""The tiny pair in a folder for each module, a copy of the bundle that a module has built of it, and a compiler."""
+"""The tiny pair in a folder for each module or test, a bundle of its target, and a compiler."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+from compile.build import build
 from tests.compile import fake_sdk
-from tests.compile.tiny import write_pair
+from tests.compile.tiny import spec, write_pair
 
 
 @pytest.fixture(scope="module")
@@ -18,9 +19,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bundle(base: Path, tmp_path: Path) -> Path:
-    """A copy, which a test may change, of the bundle that the module's `base` has built."""
-    return Path(shutil.copytree(base / "bundle", tmp_path / "bundle"))
+def fresh(tmp_path: Path) -> Path:
+    """A folder with a tiny pair that a test may change."""
+    write_pair(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the pair's target, which has few files."""
+    folder = tmp_path_factory.mktemp("built")
+    write_pair(folder)
+    return build(spec(folder, k=0, batch=1))
+
+
+@pytest.fixture
+def bundle(built: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may change."""
+    return Path(shutil.copytree(built, tmp_path / "bundle"))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ import pytest
 
 import nkisim
 from model.nki.table import KERNELS
-from tests.compile.fake_sdk import module
 
 VERSION = "0.7.0+stand-in"
 # names of the kernels that were specialised, and aliases that each gets in addition
@@ -96,7 +95,6 @@ def _config(kernel: CompileKernel, inputs: dict[str, Any]) -> Any:
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Let the seam be found, and our kernels be what the vendor's `nki.jit` would have made of them."""
-    patch.setitem(sys.modules, "nki.framework", module("nki.framework"))
-    patch.setitem(sys.modules, "nki.framework.compiled", module("nki.framework.compiled", CompileKernel=CompileKernel))
+    patch.setitem(sys.modules, "nki.framework.compiled", SimpleNamespace(CompileKernel=CompileKernel))
     for name, kernel in KERNELS.items():
         patch.setitem(KERNELS, name, Kernel(kernel.fn))

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -58,14 +58,6 @@ def calls(folder: Path) -> list[list[float]]:
     """Begin and end of each call of the program that ended well."""
     lines = (folder / "calls.txt").read_text(encoding="utf-8").splitlines()
     return [[float(word) for word in line.split()] for line in lines]
-
-
-def module(name: str, **members: Any) -> ModuleType:
-    made = ModuleType(name)
-    made.__dict__.update(members)
-    # a package: its modules are found in sys.modules
-    made.__path__ = []  # type: ignore[attr-defined]
-    return made
 
 
 class BaseModelInstance:
@@ -131,13 +123,11 @@ def all_gather(value: torch.Tensor, dim: int, groups: list[list[int]], pin_layou
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Put NxD and torch_xla into sys.modules."""
-    members: dict[str, dict[str, Any]] = {
-        "torch_xla": {}, "torch_xla.core": {},
+    for name, members in {
         "torch_xla.core.xla_model": {"REDUCE_SUM": "sum", "all_reduce": all_reduce, "all_gather": all_gather},
-        "neuronx_distributed": {}, "neuronx_distributed.trace": {},
         "neuronx_distributed.trace.model_builder": {
-            "ModelBuilder": ModelBuilder, "BaseModelInstance": BaseModelInstance,
+            "ModelBuilder": ModelBuilder,
+            "BaseModelInstance": BaseModelInstance,
         },
-    }  # fmt: skip
-    for name, contents in members.items():
-        patch.setitem(sys.modules, name, module(name, **contents))
+    }.items():
+        patch.setitem(sys.modules, name, SimpleNamespace(**members))

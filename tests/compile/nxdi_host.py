@@ -67,12 +67,11 @@ class Host:
     def _prompt(self, s: Served) -> None:
         length = len(s.prompt)
         bucket = self._bucket(length)
-
-        def padded(values: object, fill: int) -> np.ndarray:
-            return np.pad(np.array([values], np.int32), ((0, 0), (0, bucket - length)), constant_values=fill)
-
-        given = padded(s.prompt, 0), padded([1] * length, 0), padded(range(length), 1)
-        self._take([s], self._call((*given, np.array([s.line]), np.array([s.params]))), prompt=True)
+        rows = [
+            np.pad(np.array([values], np.int32), ((0, 0), (0, bucket - length)), constant_values=fill)
+            for values, fill in ((s.prompt, 0), ([1] * length, 0), (range(length), 1))
+        ]
+        self._take([s], self._call((*rows, np.array([s.line]), np.array([s.params]))), prompt=True)
 
     def _step(self, live: list[Served]) -> None:
         live = sorted(live, key=lambda s: s.line)
@@ -83,12 +82,9 @@ class Host:
         lines, params = np.array([s.line for s in live]), np.array([s.params for s in live])
         every = np.array([*lines, *(i for i in range(self.batch) if i not in lines)])
         order = np.argsort(every)
-
-        def whole(x: np.ndarray) -> np.ndarray:
-            picked: np.ndarray = np.concatenate([x, np.repeat(x[:1], self.batch - len(x), 0)])[order]
-            return picked
-
-        results = self._call((whole(ids), whole(masks), whole(positions), every[order], whole(params)))
+        # rows short of the batch are copies of the first
+        copies = np.concatenate([np.arange(len(live)), np.zeros(self.batch - len(live), int)])[order]
+        results = self._call((ids[copies], masks[copies], positions[copies], every[order], params[copies]))
         self._take(live, [r[lines] for r in results])
 
     def _call(self, given: Tensors) -> list[np.ndarray]:

@@ -3,136 +3,85 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from compile.bundle.cutting import Cutter
-from compile.spec import BuildSpec
-from model.config import config_from_dict
-from model.errors import UserError
+from model.config import config_from_dict, load_config
 from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP
 from model.weights import Packing, shard_file
 from nki_kernels.layer import pack_weights
-from tests.compile.tiny import BASE, shard_of, spec, write_model, write_pair
+from tests.compile.tiny import BASE, refused, shard_of, spec, write_model
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import sha256_of
 from trnspec.bundle.part import checkpoint_shapes
 from trnspec.bundle.plan import make_plan
 
-# heads of Qwen3-32B and 0.6B; 16 query heads are padded at tp 32
-TARGET = {"num_hidden_layers": 24, "num_attention_heads": 64, "tie_word_embeddings": False, "intermediate_size": 640}
-DRAFT = {"num_hidden_layers": 10, "num_attention_heads": 16, "tie_word_embeddings": True, "intermediate_size": 384}
-SHAPE = {"hidden_size": 128, "num_key_value_heads": 8, "head_dim": 16, "vocab_size": 4096}
-NAME = "model.layers.1.mlp.up_proj.weight"
-INDICES = {
-    "index of nothing": "{}", "index that is no JSON": "{", "index of a list": '{"weight_map": ["a"]}',
-    "index of a number": '{"weight_map": {"a": 7}}', "index of a path": '{"weight_map": {"a": "../b"}}',
-    "index of a lost file": '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}',
+NAME, INDEX = "model.layers.1.mlp.up_proj.weight", "model.safetensors.index.json"
+NO_INDEX, TWO_FILES = "is not a checkpoint index", {"a": "model.safetensors", "b": "other.safetensors"}
+
+
+def _weight(change: Callable[[Tensor], Tensor | None]) -> Callable[[Path], object]:
+    def act(file: Path) -> None:
+        tensors = load_file(file)
+        changed = change(tensors.pop(NAME))
+        save_file(tensors | ({} if changed is None else {NAME: changed}), file)
+
+    return act
+
+
+# what becomes of a file
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (_weight(lambda t: None), f"lacks {NAME}"),
+    "of another shape": (_weight(lambda t: t[:3].contiguous()), f"{NAME} is (3, 32)"),
+    "NaN": (_weight(lambda t: t.index_fill(1, torch.tensor([1]), float("nan"))), f"{NAME} in "),
+    "beyond fp32": (_weight(lambda t: t.double() * 1e300), f"{NAME} in "),
+    **{kind: (_weight(lambda t, dtype=dtype: t.to(dtype)), f"{NAME} is {kind}; give one in bf16, fp16 or fp32, not")
+       for kind, dtype in {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I32": torch.int32, "BOOL": torch.bool
+                           }.items()},
+    "extra": (lambda f: save_file(load_file(f) | {"model.layers.7.surprise": torch.zeros(1)}, f),
+              "has unknown model.layers.7.surprise"),
+    "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-100]), "is truncated or corrupted"),
+    "garbage": (lambda f: f.write_bytes(b"\xff" * 200), "is truncated or corrupted"),
+    "absent": (Path.unlink, "model.safetensors does not exist"),
+    "twice": (lambda f: (save_file({NAME: load_file(f)[NAME] + 1}, f.with_name("other.safetensors")),
+                         f.with_name(INDEX).write_text(json.dumps({"weight_map": TWO_FILES}), encoding="utf-8")),
+              f"has {NAME} in two files"),
+    **{f"index {text}": (lambda f, text=text: f.with_name(INDEX).write_text(text, encoding="utf-8"), said)
+       for text, said in {
+           "{}": NO_INDEX, "{": NO_INDEX, '{"weight_map": ["a"]}': NO_INDEX, '{"weight_map": {"a": 7}}': NO_INDEX,
+           '{"weight_map": {"a": "../b"}}': "'../b' is not a file name",
+           '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}': "00002.safetensors does not exist"}.items()},
 }  # fmt: skip
-# what becomes of one weight, and what a sentence says
-CHANGED: dict[str, tuple[Any, str]] = {
-    "missing": (lambda t: None, f"lacks {NAME}"),
-    "of another shape": (lambda t: t[:3].contiguous(), f"{NAME} is (3, 32)"),
-    "NaN": (lambda t: t.index_fill(1, torch.tensor([1]), float("nan")), f"{NAME} in "),
-    "beyond fp32": (lambda t: t.double() * 1e300, f"{NAME} in "),
-    "float8": (
-        lambda t: t.to(torch.float8_e4m3fn),
-        f"{NAME} is F8_E4M3; give one in bf16, fp16 or fp32, not quantized",
-    ),
-    "int8": (lambda t: t.to(torch.int8), f"{NAME} is I8"),
-    "int32": (lambda t: t.to(torch.int32), f"{NAME} is I32"),
-    "bool": (lambda t: t > 0, f"{NAME} is BOOL"),
-}
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """A folder with the tiny pair."""
-    write_pair(tmp_path)
-    return tmp_path
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_refused(fresh: Path, case: str) -> None:
+    (act, said), config = DAMAGED[case], spec(fresh).bundle.target_config
+    act(fresh / "target" / "model.safetensors")
+    refused(lambda: shard_of(Checkpoint(fresh / "target", config), 0, 1, torch.float32, Packing()), said)
 
 
-def _refused(base: Path, said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        shard_of(Checkpoint(base / "target", spec(base).bundle.target_config), 0, 1, torch.float32, Packing())
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("case", CHANGED)
-def test_a_changed_weight_is_refused(base: Path, case: str) -> None:
-    file, (change, said) = base / "target" / "model.safetensors", CHANGED[case]
-    tensors = load_file(file)
-    changed = change(tensors.pop(NAME))
-    save_file(tensors | ({} if changed is None else {NAME: changed}), file)
-    _refused(base, said)
-
-
-@pytest.mark.parametrize("case", ["extra", "truncated", "garbage", "absent", "twice", *INDICES])
-def test_damaged_files_are_refused(base: Path, case: str) -> None:
-    folder = base / "target"
-    file, tensors = folder / "model.safetensors", load_file(folder / "model.safetensors")
-    if case == "extra":
-        save_file(tensors | {"model.layers.7.surprise": torch.zeros(1)}, file)
-    elif case == "truncated":
-        file.write_bytes(file.read_bytes()[:-100])
-    elif case == "garbage":
-        file.write_bytes(b"\xff" * 200)
-    elif case == "absent":
-        file.unlink()
-    elif case == "twice":
-        save_file({NAME: tensors[NAME] + 1}, folder / "other.safetensors")
-        index = {"a": "model.safetensors", "b": "other.safetensors"}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}), encoding="utf-8")
-    else:
-        (folder / "model.safetensors.index.json").write_text(INDICES[case], encoding="utf-8")
-    _refused(
-        base, {"extra": "has unknown model.layers.7.surprise", "twice": f"has {NAME} in two files"}.get(case, "model")
-    )
-
-
-def _write(folder: Path, files: int, **changes: Any) -> str:
-    """A bf16 checkpoint as Hugging Face stores large ones: numbered files and an index."""
-    folder.mkdir()
-    raw = BASE | SHAPE | changes
-    shapes = list(checkpoint_shapes(config_from_dict(raw, "synthetic")).items())
-    weight_map: dict[str, str] = {}
-    for number in range(files):
-        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
-        tensors = {
-            n: torch.full(s, i % 251, dtype=torch.bfloat16) for i, (n, s) in enumerate(shapes) if i % files == number
-        }
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, name)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> BuildSpec:
-    folder = tmp_path_factory.mktemp("large")
-    target, draft = _write(folder / "target", 17, **TARGET), _write(folder / "draft", 3, **DRAFT)
-    return BuildSpec(target=target, draft=draft, tp=2, max_len=128, out=str(folder / "out"))
-
-
-@pytest.mark.parametrize("tp", [1, 32])
-def test_every_number_of_many_files_arrives_where_it_belongs(large: BuildSpec, tp: int) -> None:
-    for folder, config in ((large.target, large.bundle.target_config), (large.draft, large.bundle.draft_config)):
-        source = {n: i % 251 for i, n in enumerate(checkpoint_shapes(config))}
-        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        tensors = shard_of(Checkpoint(Path(folder), config), tp - 1, tp, torch.bfloat16, Packing())
-        assert float(tensors["lm_head.weight"].float().mean()) == source[head]
-        assert list(tensors["lm_head.weight"].shape) == [4096 // tp, 128]
-        assert list(tensors["embed_tokens.weight"].shape) == [4096, 128 // tp]
-        last = f"layers.{config.num_hidden_layers - 1}"
-        # the last of 32 ranks has zero heads of a draft with 16
-        value = 0 if tp == 32 and config.num_attention_heads == 16 else source[f"model.{last}.self_attn.q_proj.weight"]
-        assert tensors[f"{last}.self_attn.q_proj.weight"].float().unique().tolist() == [value]
+def test_a_checkpoint_of_many_files_is_that_of_one(fresh: Path) -> None:
+    """In bf16, as Hugging Face stores large ones: numbered files and an index."""
+    config, tensors = spec(fresh).bundle.target_config, load_file(fresh / "target/model.safetensors")
+    (fresh / "many").mkdir()
+    index = {name: f"model-{at % 3 + 1:05}-of-00003.safetensors" for at, name in enumerate(tensors)}
+    for file in set(index.values()):
+        part = {name: t.bfloat16() for name, t in tensors.items() if index[name] == file}
+        save_file(part, fresh / "many" / file, metadata={"format": "pt"})
+    (fresh / "many" / INDEX).write_text(json.dumps({"weight_map": index}), encoding="utf-8")
+    one, many = (Checkpoint(fresh / name, config) for name in ("target", "many"))
+    for rank in range(2):
+        expected, found = (shard_of(c, rank, 2, torch.bfloat16, Packing()) for c in (one, many))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
+        assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"].bfloat16().chunk(2)[rank])
 
 
 def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
@@ -147,6 +96,7 @@ def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
     for which in "kv":
         tensors[of.format(which)] += groups[:, None]
     tensors["model.layers.0.mlp.down_proj.weight"] += torch.arange(32.0)
+    tensors["model.embed_tokens.weight"] += torch.arange(1024.0).view(32, 32)
     save_file(tensors, tmp_path / "model.safetensors")
     opened = Checkpoint(tmp_path, config)
     for rank in range(32):
@@ -159,14 +109,16 @@ def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
         for which in "kv":
             assert torch.equal(shard[attention + f"{which}_proj.weight"], torch.full((8, 32), group + 1.0))
         assert torch.equal(shard["layers.0.mlp.down_proj.weight"], torch.full((32, 1), float(rank)))
+        # a tied head is cut by rows, the embedding by columns
+        assert torch.equal(shard["lm_head.weight"], tensors["model.embed_tokens.weight"][rank : rank + 1])
+        assert torch.equal(shard["embed_tokens.weight"], tensors["model.embed_tokens.weight"][:, rank : rank + 1])
 
 
 def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
     """The table packs as the kernels' own functions do, each rank its part."""
     sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
     write_model(tmp_path / "target", 1, head_dim=128, **sizes)
-    opened = Checkpoint(tmp_path / "target", config_from_dict(BASE | sizes | {"head_dim": 128, "num_hidden_layers": 2,
-                        "tie_word_embeddings": False}, "packed"))  # fmt: skip
+    opened = Checkpoint(tmp_path / "target", load_config(str(tmp_path / "target")))
     for rank in range(2):
         plain = shard_of(opened, rank, 2, torch.float32, Packing())
         packed = shard_of(opened, rank, 2, torch.float32, Packing(PACKED_ATTENTION, PACKED_MLP))
@@ -183,15 +135,15 @@ def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
         assert not [name for name in packed if "_proj" in name]
 
 
-def test_a_rank_s_file_has_its_weights(base: Path) -> None:
+def test_a_rank_s_file_has_its_weights(fresh: Path) -> None:
     """Four ranks share two kv heads; the digests are those of the files."""
-    of_pair = spec(base, tp=4)
-    (base / "weights").mkdir()
+    of_pair = spec(fresh, tp=4)
+    (fresh / "weights").mkdir()
     cutter = Cutter(make_plan(of_pair.bundle), of_pair.checkpoints)
-    digests = cutter.write({rank: base / shard_file(rank) for rank in range(4)})
+    digests = cutter.write({rank: fresh / shard_file(rank) for rank in range(4)})
     for rank, digest in digests.items():
-        assert sha256_of(base / shard_file(rank)) == digest
-        stored = load_file(base / shard_file(rank))
+        assert sha256_of(fresh / shard_file(rank)) == digest
+        stored = load_file(fresh / shard_file(rank))
         assert stored["target_model.rank"].tolist() == [rank]
         expected = shard_of(cutter._checkpoints["target"], rank, 4, torch.float32, Packing())
         assert all(torch.equal(stored[f"target_model.{name}"], tensor) for name, tensor in expected.items())

@@ -25,9 +25,10 @@ from model.errors import UserError
 from model.nki import simulated
 from model.nki.launches import Launch
 from model.nki.table import KERNELS
-from tests.compile.tiny import spec, write_noisy_pair
+from tests.compile.tiny import refused, spec, write_noisy_pair
 from tests.eager_graphs import eager_graphs
 from tests.model.paged import empty_caches
+from tests.runtime.neffs import find_stand_ins, with_neffs
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
@@ -38,12 +39,10 @@ def _check(name: str, run: Any = None, needs: tuple[str, ...] = (), seconds: int
     return Check(name, "", "", "", run, needs, seconds)
 
 
-def test_without_a_device_it_prints_the_table_and_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="no check can run: neither neuron-ls nor neuronx-cc is here; run it on a trn2"):
-        main(["--out", str(tmp_path / "report")])
+    said = "no check can run: neither neuron-ls nor neuronx-cc is here; run it on a trn2"
+    refused(lambda: main(["--out", str(tmp_path / "report")]), said)
     lines = capsys.readouterr().out.splitlines()
     assert all(any(line.startswith(f"| `{check.name}` | {check.does} | ") for line in lines) for check in CHECKS)
     assert not (tmp_path / "report").exists()
@@ -71,20 +70,18 @@ def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[1] == "FAILED      second the ids differ"
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
+def test_a_check_that_crashes_or_hangs_is_an_outcome(tmp_path: Path) -> None:
+    check = _check("a check, crashing", seconds=1)
+    for code, why in (
         ("import sys; sys.exit('error: no NEFF')", "^no NEFF$"),
         ("import os; os.abort()", "signal 6 ended its process: it said nothing"),
         ("raise MemoryError('of the device')", "^MemoryError: of the device$"),
         ("import time; time.sleep(60)", "longer than 1 s"),
-    ],
-)
-def test_a_check_that_crashes_or_hangs_is_an_outcome(tmp_path: Path, code: str, why: str) -> None:
-    check = _check("a check, crashing", seconds=1)
-    with pytest.raises(UserError, match=why):
-        isolated(check, tmp_path, [sys.executable, "-c", code])
-    assert isolated(check, tmp_path, [sys.executable, "-c", "print('noise'); print('{\"bytes\": 1}')"]) == {"bytes": 1}
+    ):
+        with pytest.raises(UserError, match=why):
+            isolated(check, tmp_path, [sys.executable, "-c", code])
+    code = "print('noise'); print('{\"bytes\": 1}')"
+    assert isolated(check, tmp_path, [sys.executable, "-c", code]) == {"bytes": 1}
     assert "noise" in (tmp_path / "a-check+crashing.txt").read_text(encoding="utf-8")
 
 
@@ -158,39 +155,34 @@ FAULTS: dict[str, Callable[[Request, int, int], bool]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_device_is_noticed(fault: str, record: Record) -> None:
-    with pytest.raises(UserError, match=r"their scores differ by .*, and .* would be a tie"):
-        record.compared(lambda request, at, i: (i + 1) % 64 if FAULTS[fault](request, at, i) else i)
+    facts = partial(record.compared, lambda request, at, i: (i + 1) % 64 if FAULTS[fault](request, at, i) else i)
+    refused(facts, "their scores differ by ", " would be a tie")
 
 
 def test_drafts_that_are_rejected_and_ids_that_lack_are_noticed(record: Record) -> None:
-    with pytest.raises(UserError, match="on the CPU: drafts are rejected"):
-        record.compared(lambda request, at, i: i, steps=2)
+    refused(lambda: record.compared(lambda request, at, i: i, steps=2), "on the CPU: drafts are rejected")
     short = [Result(result.ids[:-1]) for result in record.results]
-    with pytest.raises(UserError, match="235 ids came, 236 from the CPU"):
-        ids.compared(record.spec, record.asked, short, record.results, record.logprob)
+    facts = partial(ids.compared, record.spec, record.asked, short, record.results, record.logprob)
+    refused(facts, "235 ids came, 236 from the CPU")
 
 
 def test_ids_that_are_tied_are_reported(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(request: Request, at: int, i: int) -> int:
-        return i + 1 if at == 200 and not request.params.temperature else i
+        return i + (at == 200 and not request.params.temperature)
 
     monkeypatch.setattr(record, "logprob", lambda of: -1.0)
     assert record.compared(changed)["margins of ties"] == [0.0]
     # an id that the target likes better and a filter excludes
     monkeypatch.setattr(record, "logprob", lambda of: 9.0 * (of[-1] != record.results[0].ids[180]))
-    with pytest.raises(UserError, match="their scores differ by -9, and"):
-        record.compared(changed)
+    refused(lambda: record.compared(changed), "their scores differ by -9, and")
 
 
 @pytest.mark.slow
 def test_the_demo_pair_s_neffs_on_a_stand_in_of_nrtpy_have_the_cpu_s_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.model.neffs import find_stand_ins, with_neffs  # noqa: PLC0415 (a stand-in that runs HLO)
-
     find_stand_ins(monkeypatch)
-    few = ids.requests
-    monkeypatch.setattr(device_check, "requests", lambda of: few(of)[:12])
+    monkeypatch.setattr(device_check, "requests", lambda of: ids.requests(of)[:12])
     monkeypatch.setitem(device_check.BUILDS, "fp32", {"k": "1", "batch": 2})
     made = device_check.demo("fp32", tmp_path / "made", recipe=Recipe(toolchain="cpu", chunks=(128,)))
     with_neffs(open_bundle(build(made)), tmp_path)

@@ -1,8 +1,9 @@
-"""NEFFs: what is found on a machine, what neuronx-cc is called with, what a bundle then has, what is made again."""
+"""NEFFs: what neuronx-cc is called with, what a bundle then has, what is made again, and the commands to serve it."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,11 +17,11 @@ from compile.neuron.__main__ import extend
 from compile.neuron.__main__ import main as add
 from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.recipes import ROOT
-from compile.serve_command import refusals
+from compile.serve_command import main as serve_command
+from compile.serve_command import serve_command as command_of
 from compile.spec import read_recipe
-from model.errors import UserError
 from tests.compile import fake_sdk
-from tests.compile.tiny import spec
+from tests.compile.tiny import refused, spec, write_model
 from tests.model.family import untraced
 from trnspec.bundle.manifest import MANIFEST, Compiler
 from trnspec.bundle.opening import damage, read_bundle
@@ -28,20 +29,21 @@ from trnspec.bundle.opening import damage, read_bundle
 SMALL: dict[str, Any] = {"k": 1, "batch": 1, "chunks": (128,)}
 
 
-def _neffs(path: Path) -> dict[str, int]:
-    return {p.name: p.stat().st_mtime_ns for p in path.rglob("*.neff")}
+def _files(path: Path, ending: str = "neff") -> dict[str, int]:
+    return {p.name: p.stat().st_mtime_ns for p in path.rglob(f"*.{ending}")}
 
 
 def _changed(path: Path, before: dict[str, int]) -> set[str]:
-    return {name for name, time in _neffs(path).items() if before.get(name) != time}
+    return {name for name, time in _files(path).items() if before.get(name) != time}
 
 
-def test_without_neuronx_cc_a_bundle_has_no_neffs(base: Path) -> None:
+def test_without_neuronx_cc_a_bundle_has_no_files(base: Path) -> None:
     assert sdk.missing(False) == "this machine has no neuronx-cc; install it from AWS's package index"
-    assert read_bundle(untraced(spec(base, "bare", **SMALL))).manifest.compiler == Compiler()
-    with pytest.raises(UserError, match="this bundle gets no NEFFs: this machine has no neuronx-cc"):
-        build(spec(base, "asked", toolchain="neuron"))
-    assert not (base / "asked").exists()
+    assert read_bundle(untraced(spec(base, "no-neffs", **SMALL))).manifest.compiler == Compiler()
+    refused(
+        lambda: build(spec(base, "new", toolchain="neuron")), "this bundle gets no NEFFs: this machine has no neuro"
+    )
+    assert not (base / "new").exists()
 
 
 def test_the_flags_are_documented_ones() -> None:
@@ -54,68 +56,95 @@ def test_the_flags_are_documented_ones() -> None:
         assert set(flags_of({}, version).values()) == {integers}
     assert flags_of({"step": "-O1"}, "2.28.7631.0") == {"prefill": integers, "step": "-O1"}
     assert read_recipe('{"compiler_flags": "-O3"}').compiler_flags == {"prefill": "-O3", "step": "-O3"}
-    with pytest.raises(UserError, match="compiler_flags has 'fused'; give a line of flags for one of prefill, step"):
-        flags_of({"fused": "-O3"})
+    refused(
+        lambda: flags_of({"fused": "-O3"}), "compiler_flags has 'fused'; give a line of flags for one of prefill, s"
+    )
 
-
-@pytest.mark.parametrize("flag", ["--lnc=1", "--lnc 1", "--logical-nc-config 1", "-lnc 1"])
-def test_flags_for_other_cores_than_the_kernels_are_refused(flag: str) -> None:
-    with pytest.raises(UserError, match=f"for 1 cores and its kernels have {LNC}, which neuronx-cc refuses.*EVRF066"):
-        flags_of({"prefill": f"-O3 {flag}"})
+    for flag in ("--lnc=1", "--lnc 1", "--logical-nc-config 1", "-lnc 1"):
+        said = f"for 1 cores and its kernels have {LNC}, which neuronx-cc refuses", "EVRF066"
+        refused(partial(flags_of, {"prefill": f"-O3 {flag}"}), *said)
 
 
 def test_no_other_file_imports_the_sdk() -> None:
     vendor = re.compile(r"import.*\b(torch_neuronx|torch_xla|libneuronxla|neuronxcc|neuronx_distributed\w*)\b")
-    rooms = ("model", "trnspec", "compile", "serve", "bench", "deploy", "nki_kernels")
-    sources = [f for room in rooms for f in (ROOT / room).rglob("*.py")]
+    packages = ("model", "trnspec", "compile", "serve", "bench", "deploy", "nki_kernels")
+    sources = [f for package in packages for f in (ROOT / package).rglob("*.py")]
     found = {f.relative_to(ROOT).as_posix() for f in sources if vendor.search(f.read_text(encoding="utf-8"))}
     assert found == {"compile/nxd/files.py"}
 
 
-def test_every_graph_gets_a_neff_also_where_nxd_is(base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _lines(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[str]:
+    serve_command([*map(str, arguments)])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_every_graph_gets_a_neff_also_where_nxd_is(
+    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake_sdk.install(monkeypatch)
     out = untraced(spec(base, "neffs", **SMALL))
     bundle = read_bundle(out)
     compiled = bundle.manifest.compiler
     assert (compiled.toolchain, compiled.neff, compiled.flags) == ("compiler", "neff", DEFAULT_FLAGS)
     assert not {"model.pt", "neuron_config.json"} & bundle.files.keys()
-    assert not refusals(bundle)["nrt"]
     for graph in bundle.graphs:
         assert (out / f"neff/{graph.key.name}.neff").read_bytes()[:4] == b"NEFF"
         log = (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
         assert "--target=trn2 --model-type transformer --auto-cast none -O2 --lnc 2" in log
+    before, after = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1", f"vllm serve {out} --port 8000"
+    trn = f'{before} NEURON_LOGICAL_NC_CONFIG=2 {after} --additional-config \'{{"platform": "%s"}}\''
+    assert _lines(capsys, out) == [trn % "nrt", trn % "neuron", f"{before} {after}"]
+    assert _lines(capsys, out, "--platform", "cpu") == [f"{before} {after}"]
+    # of a folder of another machine
+    assert command_of("/bundle/x", "nrt", 80)[2:6] == ["/bundle/x", "--port", "80", "--additional-config"]
 
 
-def test_a_neff_is_made_again_for_another_graph_flag_or_compiler_and_for_nothing_else(
-    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_platforms_that_cannot_serve(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, nki = (untraced(spec(base, kernels, kernels=kernels, **SMALL)) for kernels in ("reference", "nki"))
+    nrt, *_ = _lines(capsys, plain)
+    assert nrt == f"# nrt: no, it has no NEFFs (neff: none); run python -m compile.neuron {plain} where neuronx-cc is"
+    nrt, neuron, cpu = _lines(capsys, nki)
+    assert nrt.startswith("# nrt: no, its graphs call NKI kernels that were compiled for no device (kernels: none); b")
+    assert neuron == "# neuron: no, PJRT runs no NKI kernels; build it with --kernels reference"
+    assert cpu == f"VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1 vllm serve {nki} --port 8000"
+    bare = untraced(spec(base, "bare", target=str(write_model(tmp_path / "bare", 1, weights=False)), k=0, batch=1))
+    for out, chosen, why in (
+        (nki, ["--platform", "nrt"], f"{nki} cannot be served on nrt: its graphs call NKI kernels"),
+        (bare, [], "cannot be served on nrt or neuron or cpu: it has no weights; build it from"),
+    ):
+        refused(partial(serve_command, [str(out), *chosen]), why)
+
+
+def test_a_neff_is_made_again_for_other_inputs(base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(**changes: Any) -> Path:
         return untraced(spec(base, "again", **(SMALL | changes)))
 
     out, count = compiled(), len(read_bundle(base / "again").graphs)
-    before = _neffs(out)
+    before = _files(out)
     assert len(before) == count
     # graphs are traced again, as after a changed comment in the model: the same bytes
     with mock.patch.object(compile.build, "trace_code", return_value={"model": "changed"}):
         assert _changed(compiled(), before) == set()
     of_steps = {name for name in before if not name.startswith("prefill")}
     assert _changed(compiled(compiler_flags={"step": "-O3"}), before) == of_steps
-    before = _neffs(out)
+    before = _files(out)
     monkeypatch.setattr(sdk, "versions", lambda *packages: dict.fromkeys(packages, "2.28.7631.0"))
     assert len(_changed(compiled(compiler_flags={"step": "-O3"}), before)) == count
     compiled(toolchain="cpu")
-    assert not _neffs(out), "what a bundle does not list is not left in its folder"
+    assert not _files(out), "what a bundle does not list is not left in its folder"
     assert damage(read_bundle(out)) == []
 
 
-def test_a_graph_that_the_compiler_refuses_is_a_sentence_and_the_rest_stays(base: Path, compiler: Path) -> None:
+def test_after_a_refused_graph_the_rest_is_reused(base: Path, compiler: Path) -> None:
     fake_sdk.write_compiler(compiler, fails="step_k0_bk")
-    with pytest.raises(UserError, match=r"ended with 1 on step_k0_bk.* said: \[F137\] the graph is too large; read"):
-        untraced(spec(base, "refused", **SMALL, jobs=1))
-    before = _neffs(base / ".refused.building")
-    assert before
+    said = "ended with 1 on step_k0_bk", " said: [F137] the graph is too large; read"
+    refused(lambda: untraced(spec(base, "refused", **SMALL, jobs=1)), *said)
+    before = {ending: _files(base / ".refused.building", ending) for ending in ("neff", "pb", "safetensors")}
+    assert all(before.values())
+    assert not (base / "refused").exists()
     fake_sdk.write_compiler(compiler)
-    assert not _changed(untraced(spec(base, "refused", **SMALL)), before) & before.keys()
+    out = untraced(spec(base, "refused", **SMALL))
+    assert all(files.items() <= _files(out, ending).items() for ending, files in before.items())
 
 
 def test_compilers_run_as_many_at_a_time_as_jobs_says(base: Path, compiler: Path) -> None:
@@ -129,13 +158,12 @@ def test_neffs_are_added_to_a_bundle_that_was_built_elsewhere(base: Path, compil
     out = untraced(spec(base, "elsewhere", **SMALL, toolchain="cpu"))
     before = (out / MANIFEST).read_bytes()
     fake_sdk.write_compiler(compiler, fails="step_k0_bk")
-    with pytest.raises(UserError, match=r"the graph is too large"):
-        add([str(out), "--jobs", "2"])
+    refused(lambda: add([str(out), "--jobs", "2"]), "the graph is too large")
     assert (out / MANIFEST).read_bytes() == before
     fake_sdk.write_compiler(compiler)
     extend(read_bundle(out))
     bundle = read_bundle(out)
-    assert (bundle.manifest.compiler.neff, len(_neffs(out))) == ("neff", len(bundle.graphs))
+    assert (bundle.manifest.compiler.neff, len(_files(out))) == ("neff", len(bundle.graphs))
     assert damage(bundle) == []
     # a compiler that takes a graph from its cache writes no log
     for log in (*out.rglob("step_k1_bk128.txt"), *out.rglob("log-neuron-cc.txt")):

@@ -23,11 +23,10 @@ from compile.nxd.module import DECODE, FUSED, PREFILL, NxdiStep, StaticOps, nxdi
 from compile.spec import BuildSpec
 from model.attention import append
 from model.cache import AttentionMetadata, Cache
-from model.errors import UserError
 from model.ops import EAGER, Ops, iota
 from tests.compile import fake_sdk
 from tests.compile.nxdi_host import Host, Served, Tensors
-from tests.compile.tiny import spec, write_noisy_pair
+from tests.compile.tiny import refused, spec, write_noisy_pair
 from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.model.family import untraced
 from trnspec.bundle.opening import damage, read_bundle
@@ -69,14 +68,9 @@ class ModelPt:
 def _sequences() -> list[Served]:
     """Of several lengths; two sampled, one past the first bucket, one to the end of the cache."""
     return [
-        Served((5, 9, 2, 7), 9, end=41),
-        Served((8, 1), 21, (0, 1.0, 0.9)),
-        Served((6, 2, 1, 1, 9) * 25, 7),
-        Served((3, 3, 4), 12, (9, 0.8, 1.2)),
-        Served((4,), 30, end=41),
-        Served((7, 7) * 122, 40),
-        Served((1, 2), 5),
-    ]
+        Served((5, 9, 2, 7), 9, end=41), Served((8, 1), 21, (0, 1.0, 0.9)), Served((6, 2, 1, 1, 9) * 25, 7),
+        Served((3, 3, 4), 12, (9, 0.8, 1.2)), Served((4,), 30, end=41), Served((7, 7) * 122, 40), Served((1, 2), 5),
+    ]  # fmt: skip
 
 
 def _ours(graphs: EagerGraphs, spec_: BundleSpec, served: list[Served]) -> list[list[int]]:
@@ -85,9 +79,8 @@ def _ours(graphs: EagerGraphs, spec_: BundleSpec, served: list[Served]) -> list[
     for s in served:
         counts[s.line] += 1
         top_k, top_p, temperature = s.params
-        greedy, seed = top_k == 1, s.line + (counts[s.line] << 32)
-        params = Params() if greedy else Params(temperature, int(top_k), top_p, seed=seed)
-        requests.append(Request(s.prompt, params, s.new_tokens, (s.end,)))
+        params = Params(temperature, int(top_k), top_p, seed=s.line + (counts[s.line] << 32))
+        requests.append(Request(s.prompt, Params() if top_k == 1 else params, s.new_tokens, (s.end,)))
     engine = Engine(graphs, engine_config(SimpleNamespace(spec=spec_)))  # type: ignore[arg-type]
     return [result.ids for result in engine.run(requests)]
 
@@ -130,9 +123,7 @@ def test_append_writes_the_same_bits_on_every_route_and_nothing_outside(first: l
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("k", [2, 0])
-def test_the_recipe_s_model_pt_is_traced_by_modelbuilder(
-    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, k: int
-) -> None:
+def test_modelbuilder_traces_model_pt(base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     fake_sdk.install(monkeypatch)
     changes = SIZES | {"k": k, "tp": 2, "compiler_flags": {"step": "-O3 --lnc 2"}}
     bundle = read_bundle(untraced(spec(base, f"full{k}", **changes, toolchain="model.pt")))
@@ -154,17 +145,13 @@ def test_the_recipe_s_model_pt_is_traced_by_modelbuilder(
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [
-        ({}, "this machine has no NxD with a ModelBuilder"),
-        ({"kernels": "nki"}, "its graphs have no NKI kernels; use --kernels reference"),
-        ({"k": "1,3"}, "NxDI runs one k, not 1, 3"),
-        ({"blocks": 2}, "blocks is 2, fewer than the slots have"),
-        ({"drafter": "ngram", "draft": BuildSpec.draft}, "NxDI fuses a plain draft model, not ngram"),
-    ],
-)
+    [({}, "this machine has no NxD with a ModelBuilder"), ({"k": "1,3"}, "NxDI runs one k, not 1, 3"),
+     ({"kernels": "nki"}, "its graphs have no NKI kernels; use --kernels reference"),
+     ({"blocks": 2}, "blocks is 2, fewer than the slots have"),
+     ({"drafter": "ngram", "draft": BuildSpec.draft}, "NxDI fuses a plain draft model, not ngram")],
+)  # fmt: skip
 def test_what_nxdi_cannot_run_is_refused_before_anything_is_built(base: Path, changes: Any, why: str) -> None:
-    with pytest.raises(UserError, match=f"this bundle gets no model.pt: {why}"):
-        build(spec(base, "refused", **changes, toolchain="model.pt"))
+    refused(lambda: build(spec(base, "refused", **changes, toolchain="model.pt")), f"gets no model.pt: {why}")
     assert not (base / "refused").exists()
 
 

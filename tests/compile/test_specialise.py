@@ -13,11 +13,10 @@ from compile.build import build
 from compile.doctor import findings
 from compile.neuron import specialise
 from compile.neuron.specialise import KERNELS_FOLDER
-from model.errors import UserError
 from model.nki.launches import LNC, TARGET
 from model.nki.table import KERNELS
 from tests.compile import fake_nki, fake_sdk
-from tests.compile.tiny import spec
+from tests.compile.tiny import refused, spec
 from tests.model.family import untraced
 from trnspec.bundle import hlo
 from trnspec.bundle.opening import Bundle, damage, read_bundle
@@ -26,8 +25,8 @@ from trnspec.runtime.xla import XlaRunner
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
 
 
-def _calls(proto: bytes) -> list[Any]:
-    return [i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == TARGET]
+def _calls(module: Any) -> list[Any]:
+    return [i for c in module.computations for i in c.instructions if i.custom_call_target == TARGET]
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +51,15 @@ def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
     assert findings(bundle) == []
     called, launches = set[str](), set[bytes]()
     for graph in bundle.graphs:
-        plain, given = (bundle.read(f) for f in (graph.file, f"{KERNELS_FOLDER}/{graph.key.name}.hlo.pb"))
-        assert len(_calls(plain)) == len(_calls(given)) > 0
-        for one, other in zip(_calls(plain), _calls(given), strict=True):
-            called.add(_check_call(one, other))
-            launches.add(one.backend_config)
+        names = graph.file, f"{KERNELS_FOLDER}/{graph.key.name}.hlo.pb"
+        plain, given = (_calls(hlo.parse(bytes(bundle.read(name)))) for name in names)
+        assert plain
+        called |= {_check_call(one, other) for one, other in zip(plain, given, strict=True)}
+        launches |= {one.backend_config for one in plain}
     assert count == len(launches), "each launch is specialised once for all graphs"
     assert {f"{KERNELS_FOLDER}/{name}" for name in called} <= bundle.files.keys()
     assert all(b"stand-in" in bundle.read(f"{KERNELS_FOLDER}/{name}") for name in called)
-    assert any(json.loads(c.backend_config)["changed"] for c in _calls(bundle.read(bundle.graphs[0].file)))
+    assert any(json.loads(launch)["changed"] for launch in launches)
 
 
 def _check_call(plain: Any, specialised: Any) -> str:
@@ -81,9 +80,8 @@ def _check_call(plain: Any, specialised: Any) -> str:
 
 def test_a_kernel_that_is_gone_is_named(made: tuple[Bundle, int]) -> None:
     bundle, _ = made
-    file = f"{KERNELS_FOLDER}/{bundle.graphs[0].key.name}.hlo.pb"
-    module = hlo.parse(bytes(bundle.read(file)))
-    call = next(i for c in module.computations for i in c.instructions if i.custom_call_target == TARGET)
+    module = hlo.parse(bytes(bundle.read(f"{KERNELS_FOLDER}/{bundle.graphs[0].key.name}.hlo.pb")))
+    call = _calls(module)[0]
     value = json.loads(base64.b64decode(call.backend_config))
     value["klir_binary"]["binary"] = "0123/gone.bir"
     call.backend_config = base64.b64encode(json.dumps(value).encode())
@@ -93,28 +91,25 @@ def test_a_kernel_that_is_gone_is_named(made: tuple[Bundle, int]) -> None:
     assert specialise.missing_kernel_files(b"no graph", bundle.files) == ["it is no specialised graph (DecodeError)"]
 
 
-def test_a_kernel_that_nki_refuses_or_configures_otherwise_is_a_sentence(
-    made: tuple[Bundle, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, _ = made
     proto = bytes(bundle.read(bundle.graphs[0].file))
-    fake_nki.install(monkeypatch)
-    monkeypatch.setattr(fake_nki, "VERSION", object())
-    with pytest.raises(UserError, match=r"nki does not take the kernel \w+: Object of type object is not JSON ser"):
-        specialise.specialised(proto, tmp_path, {})
-    monkeypatch.undo()
-    fake_nki.install(monkeypatch)
-    monkeypatch.setattr(fake_nki, "ALIASES", {0: 0})
-    with pytest.raises(UserError, match=r"nki gives \w+ the results .* 0: 0\} and the cores \[2\], the graph has"):
-        specialise.specialised(proto, tmp_path, {})
+    for name, value, said in (
+        ("VERSION", object(), ["nki does not take the kernel ", ": Object of type object is not JSON ser"]),
+        ("ALIASES", {0: 0}, ["nki gives ", " the results ", " 0: 0} and the cores [2], the graph has"]),
+    ):
+        with monkeypatch.context() as patch:
+            fake_nki.install(patch)
+            patch.setattr(fake_nki, name, value)
+            refused(lambda: specialise.specialised(proto, tmp_path, {}), *said)
 
 
-def test_without_nki_every_door_says_so(base: Path, compiler: Path) -> None:
+def test_without_nki_every_entry_point_says_so(base: Path, compiler: Path) -> None:
     assert not specialise.available(), "nkisim answers to the name nki and has no such seam"
-    with pytest.raises(UserError, match="gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"):
-        build(spec(base, "asked", **CALLING, toolchain="neuron"))
+    said = "gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"
+    refused(lambda: build(spec(base, "new", **CALLING, toolchain="neuron")), said)
     path = untraced(spec(base, "none", **CALLING))
     compiled = read_bundle(path).manifest.compiler
     assert (compiled.neff, compiled.kernels) == ("none", "none")
-    with pytest.raises(UserError, match=r"its graphs call NKI kernels that were compiled for no device"):
-        XlaRunner(read_bundle(path), "neuron")
+    said = "its graphs call NKI kernels that were compiled for no device"
+    refused(lambda: XlaRunner(read_bundle(path), "neuron"), said)

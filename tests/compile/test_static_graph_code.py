@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from compile.recipes import ROOT
+
 # what runs on the host: NumPy's bits, launches served at once, JAX's own primitives, the command
 _HOST = ("dtypes.py", "generate.py", "table.py", "custom_calls.py")
 GRAPH_CODE = [*(f for f in (ROOT / "model").rglob("*.py") if f.name not in _HOST), ROOT / "compile/nxd/module.py"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
@@ -17,8 +17,8 @@ from torch import Tensor
 from compile.spec import BuildSpec, Recipe
 from model.config import config_from_dict
 from model.drafters.registry import drafter_of
+from model.errors import UserError
 from model.weights import RANK, Packing
-from trnspec.bundle import hlo
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST, canonical_hash, sha256_of
 from trnspec.bundle.part import checkpoint_shapes
@@ -81,19 +81,6 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
     return BuildSpec(**(values | changes))
 
 
-def collectives(proto: bytes) -> dict[str, int]:
-    """How often an execution of a graph runs each collective; those of loops are counted once."""
-    module = hlo.parse(proto)
-    bodies = {c.id: c.instructions for c in module.computations}
-
-    def run(computation: int) -> Counter[str]:
-        body = bodies[computation]
-        called = [run(c) for i in body for c in i.called_computation_ids]
-        return sum(called, Counter(i.opcode for i in body if i.opcode in ("all-reduce", "all-gather")))
-
-    return dict(run(module.entry_computation_id))
-
-
 def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, packing: Packing) -> dict[str, Tensor]:
     """Every weight of one rank, put together from its pieces, and its number."""
     weights = {
@@ -103,16 +90,35 @@ def shard_of(checkpoint: Checkpoint, rank: int, tp: int, dtype: torch.dtype, pac
     return weights | {RANK: torch.tensor([rank], dtype=torch.int32)}
 
 
+def write_manifest(bundle: Path, manifest: dict[str, Any]) -> None:
+    """Write a manifest with its digest computed anew, as an author of a forged one would."""
+    manifest["manifest_sha256"] = canonical_hash({n: v for n, v in manifest.items() if n != "manifest_sha256"})
+    (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
 def forge(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Edit a bundle's manifest in place and compute its digest anew, as an author of a forged one would."""
+    """Edit a bundle's manifest in place."""
     manifest = json.loads((bundle / MANIFEST).read_text(encoding="utf-8"))
     edit(manifest)
-    manifest.pop("manifest_sha256", None)
-    manifest["manifest_sha256"] = canonical_hash(manifest)
-    (bundle / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    write_manifest(bundle, manifest)
 
 
 def relist(bundle: Path, *names: str) -> None:
     """Forge the entries of files whose content was changed."""
     found = {n: {"sha256": sha256_of(bundle / n), "bytes": (bundle / n).stat().st_size} for n in names}
     forge(bundle, lambda manifest: [manifest["files"][name].update(entry) for name, entry in found.items()])
+
+
+def flip(file: Path, at: int = -9, bit: int = 64) -> None:
+    """Flip a bit of a file."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= bit
+    file.write_bytes(content)
+
+
+def refused(work: Callable[[], object], *words: str) -> None:
+    """AssertionError unless the work raises a UserError of one line that has all of the words."""
+    with pytest.raises(UserError) as caught:
+        work()
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+    assert "\n" not in str(caught.value)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import UserError
+from tests.compile.tiny import flip, write_manifest
 from tests.hostile.series import Series, refusal
-from trnspec.bundle.manifest import MANIFEST, canonical_hash
+from trnspec.bundle.manifest import MANIFEST
 from trnspec.bundle.opening import damage, open_bundle, read_bundle
 
 HUGE = 1_000_000_000
@@ -44,25 +45,11 @@ def _verified(folder: Path) -> None:
         raise UserError(f"{folder} is damaged: {found[0]}")
 
 
-def _flip(file: Path, _: Path, rng: random.Random) -> None:
-    content = bytearray(file.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    file.write_bytes(content)
-
-
-def _cut(file: Path, _: Path, rng: random.Random) -> None:
-    file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)])
-
-
-def _extend(file: Path, _: Path, rng: random.Random) -> None:
-    # blanks after JSON are no change of what it says
-    file.write_bytes(file.read_bytes() + b"}" + rng.randbytes(rng.randrange(64)))
-
-
 KINDS: dict[str, Callable[[Path, Path, random.Random], object]] = {
-    "flip": _flip,
-    "cut": _cut,
-    "extension": _extend,
+    "flip": lambda file, other, rng: flip(file, rng.randrange(file.stat().st_size), 1 << rng.randrange(8)),
+    "cut": lambda file, other, rng: file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)]),
+    # blanks after JSON are no change of what it says
+    "extension": lambda file, other, rng: file.write_bytes(file.read_bytes() + b"}" + rng.randbytes(rng.randrange(64))),
     "deletion": lambda file, other, rng: file.unlink(),
     "exchange": lambda file, other, rng: shutil.copy2(other, file),
     "reversal": lambda file, other, rng: file.write_bytes(file.read_bytes()[::-1]),
@@ -131,9 +118,7 @@ def forge(bundle: Path, scratch: Path, read: Callable[[Path], object]) -> Series
         forged = json.loads(json.dumps(manifest))
         if _put(forged, where.split("|"), value):
             continue
-        forged.pop("manifest_sha256")
-        forged["manifest_sha256"] = canonical_hash(forged)
-        (copy / MANIFEST).write_text(json.dumps(forged), encoding="utf-8")
+        write_manifest(copy, forged)
         added = sorted(set(value or ()) - set(manifest["files"])) if where == "files" else str(value)[:40]
         series.count(f"{where} = {added!r}", refusal(lambda: read(copy)))
     for content in (b"", b"[]", b"null", b"7", b"{", b"\xff", b"[" * 100_000, b'{"format": "trnspec-bundle"}',

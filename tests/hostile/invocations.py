@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.compile.tiny import BASE
+from compile.store import push
+from tests.compile.tiny import BASE, flip
 from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
 from trnspec.engine.config import EngineConfig
@@ -20,9 +23,9 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("compile.build", "--out {tmp}/new --target {tmp}/target --k 0 --tp 1 --max-len 128 ", """
         --k 32, --k -1, --k x, --k 1.5, --k=-1;3, --k 0;x, --k, --k 7 --draft Qwen/No, --draft {tmp}/target,
         --recipe {tmp}/nothing, --recipe {tmp}/file, --recipe {tmp}/binary, --recipe {tmp}/config-list/config.json,
-        --recipe {tmp}/config-deep/config.json, --recipe {tmp}/config-llama/config.json, --recipe {tmp}/recipe-draft,
-        --recipe {tmp}/recipe-toolchain --dry-run, --recipe {tmp}/recipe-flags, --tp 3, --tp 0, --tp -1, --tp 128,
-        --tp 1000000000, --tp x, --tp 64, --batch 0, --batch -1, --batch x, --max-len 0, --max-len 100,
+        --recipe {tmp}/config-deep/config.json, --recipe {tmp}/config-llama/config.json, --recipe {{"draft_tp":2}},
+        --recipe {{"toolchain":"gpu"}} --dry-run, --recipe {{"compiler_flags":{{"x":"1"}}}}, --tp 3, --tp 0, --tp -1,
+        --tp 128, --tp 1000000000, --tp x, --tp 64, --batch 0, --batch -1, --batch x, --max-len 0, --max-len 100,
         --max-len -128, --max-len 1000, --max-len 65536, --max-len x, --dtype int4, --dtype, --kernels x, --drafter x,
         --drafter chain, --out {tmp}/file, --out {tmp}/mine, --out {tmp}/file/below, --out /, --out {tmp}/loop,
         --out {tmp}/loop/below, --out s3://bucket/x, --out s3:x, --out {tmp}/strange, --nonsense, stray
@@ -86,10 +89,6 @@ _CONTENTS = {
     "config-list": b"[]", "config-null": b"null", "config-number": b"7", "config-text": b'"x"', "config-half": b'{"a":',
     "config-deep": b"[" * 100_000, "config-binary": b"\xff\xfe\x00", "config-llama": b'{"model_type": "llama"}',
 }  # fmt: skip
-RECIPES: dict[str, Any] = {
-    "recipe-draft": {"draft_tp": 2}, "recipe-toolchain": {"toolchain": "gpu"},
-    "recipe-flags": {"compiler_flags": {"x": "1"}},
-}  # fmt: skip
 CONFIG = EngineConfig((3,), 2, 128, (128,), 64, 3, ((128, 128),))
 REQUESTS = [
     *[Request((1,), Params(**{name: value})) for name, values in {
@@ -114,35 +113,22 @@ def furnish(tmp: Path, bundle: Path) -> None:
     (tmp / "file").write_text("nothing of ours\n", encoding="utf-8")
     (tmp / "mine/letter").write_text("mine", encoding="utf-8")
     (tmp / "loop").symlink_to("loop")
-    for name, recipe in RECIPES.items():
-        (tmp / name).write_text(json.dumps(recipe), encoding="utf-8")
     (tmp / "binary").write_bytes(bytes(range(128, 256)))
     base = BASE | {"num_hidden_layers": 1, "tie_word_embeddings": True}
     (tmp / "target/config.json").write_text(json.dumps(base), encoding="utf-8")
-    for folder in _rows(TABLE[1][2]):
-        if (tmp / folder).exists() or folder == "nothing":
-            continue
+    for folder in (f for f in _rows(TABLE[1][2]) if f != "nothing" and not (tmp / f).exists()):
         (tmp / folder).mkdir()
         name, _, value = folder.partition("-")
-        number = float(value) if value.lstrip("-").replace(".", "").isdigit() else None
-        shown = _VALUES.get(value, int(number) if number is not None and number == int(number) else number)
-        content = _CONTENTS.get(folder, json.dumps(base | {name: shown}).encode())
+        fields = {} if folder in _CONTENTS else {name: _VALUES[value] if value in _VALUES else json.loads(value)}
+        content = _CONTENTS.get(folder, json.dumps(base | fields).encode())
         (tmp / folder / "config.json").write_bytes(content)
-    _damaged(tmp, bundle)
-
-
-def _damaged(tmp: Path, bundle: Path) -> None:
     manifest, shard = (bundle / MANIFEST).read_bytes(), "weights/tp0_sharded_checkpoint.safetensors"
     for name in ("forged", "cut", "flipped", "missing", "sparse", "strange"):
-        for file in (p for p in bundle.rglob("*") if p.is_file() and ".build" not in p.parts):
-            copy = tmp / name / file.relative_to(bundle)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
+        shutil.copytree(bundle, tmp / name, ignore=shutil.ignore_patterns(".build"))
     (tmp / "strange/notes.txt").write_text("a user's", encoding="utf-8")
     (tmp / "forged" / MANIFEST).write_bytes(manifest.replace(b'"batch": ', b'"batch": 1', 1))
-    content = (bundle / shard).read_bytes()
-    (tmp / "cut" / shard).write_bytes(content[:-9])
-    (tmp / "flipped" / shard).write_bytes(content[:-9] + bytes([content[-9] ^ 4]) + content[-8:])
+    (tmp / "cut" / shard).write_bytes((bundle / shard).read_bytes()[:-9])
+    flip(tmp / "flipped" / shard)
     next((tmp / "missing/hlo").iterdir()).unlink()
     for huge in ("sparse" / Path(shard), "sparse/manifest.json.minisig", "huge-store/one/manifest.json"):
         with (tmp / huge).open("ab") as file:
@@ -153,24 +139,20 @@ def _damaged(tmp: Path, bundle: Path) -> None:
 
 def invocations(tmp: Path, bundle: Path, alone: Path) -> Series:
     """Every row of the table, in this process, and every request that the engine must refuse."""
+    # no words of the table reach a network
+    os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
     series = Series("wrong invocations and requests refused")
     furnish(tmp, bundle)
-    main_of("compile.store")(["push", str(bundle), str(tmp / "s/pair")])
+    push(bundle, str(tmp / "s/pair"))
     for command, before, rows in TABLE:
-        main = main_of(command)
+        main = importlib.import_module(command).main
         for row in (f"{before}{row}" for row in _rows(rows)):
             given = [] if row == "-" else row.split()
             words = [word.strip("'").format(tmp=tmp, bundle=bundle, alone=alone) for word in given]
-            series.count(f"{command} {row}", refusal(lambda words=words, main=main: main(words)))  # type: ignore[misc]
+            series.count(f"{command} {row}", refusal(partial(main, words)))
     for request in REQUESTS:
-        series.count(str(request), refusal(lambda request=request: check(CONFIG, request)))  # type: ignore[misc]
+        series.count(str(request), refusal(partial(check, CONFIG, request)))
     return series
-
-
-def main_of(command: str) -> Any:
-    """A command's main; no words of the table reach a network."""
-    os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
-    return importlib.import_module(command).main
 
 
 def allowed() -> list[Request]:

@@ -24,14 +24,13 @@ from trnspec.bundle.opening import open_bundle, read_bundle
 _MORE, _LONG_S = (0, 0, 1, 3), 60.0
 
 
-def _build(spec: BuildSpec, traced: Path | None) -> None:
-    """Build; with graphs of `traced`, a bundle of the same: while it traces, a build writes nothing."""
-    if traced:
-        compile.build.lower_graphs = lambda _, graphs: ((g, (traced / g.file).read_bytes()) for g in graphs)
+def _build(spec: BuildSpec, traced: Path) -> None:
+    """Build with the graphs of a bundle of the same: while it traces, a build writes nothing."""
+    compile.build.lower_graphs = lambda _, graphs: ((g, (traced / g.file).read_bytes()) for g in graphs)
     build(spec)
 
 
-def start(spec: BuildSpec, traced: Path | None = None) -> multiprocessing.Process:
+def _start(spec: BuildSpec, traced: Path) -> multiprocessing.Process:
     """A build in a process of its own; what is killed is the build, not an import."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.hostile.kills"])
@@ -40,12 +39,12 @@ def start(spec: BuildSpec, traced: Path | None = None) -> multiprocessing.Proces
     return process  # type: ignore[return-value]
 
 
-def _timed(spec: BuildSpec, traced: Path | None = None) -> float:
+def _timed(spec: BuildSpec, traced: Path) -> float:
     """Seconds of a build that nobody kills."""
     # the first process of all waits for the imports of the fork server
-    start(replace(spec, out=f"{spec.out}-first"), traced).join()
-    begin = time.monotonic()
-    start(spec, traced).join()
+    for out in (f"{spec.out}-first", spec.out):
+        begin = time.monotonic()
+        _start(replace(spec, out=out), traced).join()
     return time.monotonic() - begin
 
 
@@ -72,6 +71,10 @@ def _k(out: Path) -> int | str:
         return str(error)
 
 
+def _digests(out: Path) -> dict[str, str]:
+    return {name: entry.sha256 for name, entry in read_bundle(out).files.items()}
+
+
 def _names(out: Path) -> frozenset[str]:
     """What is there: two kills that left different names met the build at different places."""
     # a folder that the build renames meanwhile is passed over
@@ -79,28 +82,25 @@ def _names(out: Path) -> frozenset[str]:
     return frozenset(f"{at}/{name}" for walk in walks for at, folders, files in walk for name in (*folders, *files))
 
 
-def _judge_moments(series: Series, moments: set[frozenset[str]]) -> None:
-    few = f"{len(moments)} places were met by {series.tried} kills"
-    series.count("the kills", "" if len(moments) >= min(3, series.tried) else few)
+def _moments(tried: int, moments: set[frozenset[str]]) -> str:
+    return "" if len(moments) >= min(3, tried) else f"{len(moments)} places were met by {tried} kills"
 
 
 def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
     """Builds of another k over a good bundle, killed at random moments: what is there is the old one or the new."""
     series, rng = Series("kills of a build over a good bundle survived"), random.Random(seed)
     out, begin, moments = scratch / "served", time.monotonic(), set[frozenset[str]]()
-    one = replace(spec, out=str(out))
-    other = replace(one, k=str(int(spec.k) - 1))
+    one, other = (replace(spec, out=str(out), k=str(k)) for k in (int(spec.k), int(spec.k) - 1))
     traced = {s.k: build(replace(s, out=str(scratch / f"traced{s.k}"))) for s in (one, other)}
     length = _timed(replace(other, out=str(scratch / "timed")), traced[other.k])
     build(one)
     while series.tried < count and time.monotonic() - begin < seconds:
         old = _k(out)
         new = other if old == int(one.k) else one
-        if _killed(start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length, out, rng.choice(_MORE)):
-            there = _k(out)
+        if _killed(_start(new, traced[new.k]), rng.uniform(0.02, 1.0) * length, out, rng.choice(_MORE)):
             moments.add(_names(out))
-            series.count(f"k {new.k} over k {old}", "" if there in (old, int(new.k)) else str(there))
-    _judge_moments(series, moments)
+            series.count(f"k {new.k} over k {old}", "" if (there := _k(out)) in (old, int(new.k)) else str(there))
+    series.count("the kills", _moments(series.tried, moments))
     build(one)
     left = sorted(p.name for p in scratch.iterdir() if p.name.startswith("."))
     series.count("the last build", "" if _k(out) == int(one.k) and not left else f"k {_k(out)}, left {left}")
@@ -110,23 +110,21 @@ def replacements(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds:
 def beginnings(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float = 1e9) -> Series:
     """New builds, killed and started again: no half bundle is accepted, and the end has the digests of a whole one."""
     series, rng = Series("kills of a new build survived"), random.Random(seed)
-    whole, out = replace(spec, out=str(scratch / "whole")), scratch / "killed"
-    begin, moments, traced = time.monotonic(), set[frozenset[str]](), build(whole)
+    out, traced = scratch / "killed", build(replace(spec, out=str(scratch / "undisturbed")))
+    begin, moments = time.monotonic(), set[frozenset[str]]()
     length = _timed(replace(spec, out=str(scratch / "timed")), traced)
-    digests = {n: e.sha256 for n, e in read_bundle(Path(whole.out)).files.items()}
     while series.tried < count and time.monotonic() - begin < seconds:
-        process = start(replace(spec, out=str(out)), traced)
+        process = _start(replace(spec, out=str(out)), traced)
         # a build that goes on is shorter: moments are drawn from all lengths
         after = rng.uniform(0.02, 0.9) * length * rng.choice((0.2, 0.5, 1.0))
         if _killed(process, after, out, rng.choice(_MORE)):
-            half = (out / MANIFEST).exists() and _k(out) != int(spec.k)
             moments.add(_names(out))
+            half = (out / MANIFEST).exists() and _k(out) != int(spec.k)
             series.count("a new build", "a half bundle is there" if half else "")
         if (out / MANIFEST).exists():
             shutil.rmtree(out)
-    _judge_moments(series, moments)
+    series.count("the kills", _moments(series.tried, moments))
     build(replace(spec, out=str(out)))
-    same = {n: e.sha256 for n, e in read_bundle(out).files.items()} == digests
-    wrong = "" if same and _k(out) == int(spec.k) else "other digests than an undisturbed build's"
-    series.count("the last build", wrong)
+    same = _digests(out) == _digests(traced) and _k(out) == int(spec.k)
+    series.count("the last build", "" if same else "other digests than an undisturbed build's")
     return series

@@ -12,33 +12,29 @@ from model.errors import UserError
 
 @dataclass
 class Series:
-    """A row of the table: attempts tried, those that ended as they must, and what the others printed."""
+    """A row of the table: the number of attempts, and what those printed that did not end as they must."""
 
     name: str
-    held: int = 0
     tried: int = 0
     short: list[str] = field(default_factory=list)
 
     def count(self, what: str, fault: str) -> None:
-        """One attempt; `fault` says how it fell short, and is empty if it held."""
+        """One attempt; `fault` says how it fell short, and is empty if it did not."""
         self.tried += 1
-        self.held += not fault
-        if fault:
-            self.short.append(f"{what}: {fault}")
+        self.short += [f"{what}: {fault}"] * bool(fault)
 
     def __str__(self) -> str:
-        lines = [f"{self.name:<44} {self.held} of {self.tried}", *(f"  FELL SHORT  {s[:300]}" for s in self.short)]
-        return "\n".join(lines)
+        first = f"{self.name:<44} {self.tried - len(self.short)} of {self.tried}"
+        return "\n".join([first, *(f"  FELL SHORT  {s[:300]}" for s in self.short)])
 
 
 def refusal(work: Callable[[], object]) -> str:
     """Why an attempt that must be refused in one sentence was not; empty if it was."""
-    said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             work()
     except UserError as error:
-        return _sentence(str(error))
+        return "" if str(error).isprintable() and 10 < len(str(error)) < 900 else f"not one sentence: {str(error)!r}"
     except SystemExit as end:
         # argparse's own refusals, and a doctor's
         return "" if end.code in (1, 2) else f"exit {end.code}"
@@ -48,9 +44,3 @@ def refusal(work: Callable[[], object]) -> str:
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
     return "was accepted"
-
-
-def _sentence(text: str) -> str:
-    if "\n" in text or not text.isprintable():
-        return f"not one printable sentence: {text!r}"
-    return "" if 10 < len(text) < 900 else f"a sentence of {len(text)} characters"

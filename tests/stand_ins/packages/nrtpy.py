@@ -7,6 +7,7 @@ that the graph aliases to an input must be the very tensor of that input, and no
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -16,7 +17,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from model.dtypes import BY_NAME
 from model.graph_spec import TensorSpec
 from trnspec.bundle import hlo
 from trnspec.bundle.contract import signature
@@ -67,26 +67,9 @@ class _Runtime:
             raise NrtError(f"NRT_INVALID (2): core {core} of {len(self.cores)} visible ones")
 
 
-_active: list[_Runtime] = []
-
-
+@functools.cache
 def _runtime() -> _Runtime:
-    if not _active:
-        _active.append(_Runtime())
-    return _active[0]
-
-
-def configure(visible_cores: list[int] | None = None) -> None:
-    if _active:
-        raise RuntimeError("the runtime is active")
-    if isinstance(visible_cores, int):
-        raise TypeError("visible_cores is a list")
-    if visible_cores is not None:
-        os.environ["NEURON_RT_VISIBLE_CORES"] = ",".join(map(str, visible_cores))
-
-
-def reset() -> None:
-    _active.clear()
+    return _Runtime()
 
 
 class NrtpyTensor:
@@ -95,7 +78,7 @@ class NrtpyTensor:
     def __init__(self, array: Any, name: str | None, core_id: int) -> None:
         self.name, self.core_id, self.shape, self.dtype = name, core_id, array.shape, array.dtype
         # numpy's until a model runs, then jax's
-        self.held = array
+        self.array = array
 
     @classmethod
     def from_numpy(cls, array: np.ndarray, name: str | None = None, core_id: int = 0) -> NrtpyTensor:
@@ -103,13 +86,13 @@ class NrtpyTensor:
         return cls(np.array(array), name, core_id)
 
     def write_from_numpy(self, array: np.ndarray) -> None:
-        if array.nbytes != self.held.nbytes:
-            raise ValueError(f"Size mismatch: source {array.nbytes} bytes, target {self.held.nbytes} bytes")
-        self.held = np.array(array).view(self.dtype).reshape(self.shape)
+        if array.nbytes != self.array.nbytes:
+            raise ValueError(f"Size mismatch: source {array.nbytes} bytes, target {self.array.nbytes} bytes")
+        self.array = np.array(array).view(self.dtype).reshape(self.shape)
 
     def numpy(self) -> np.ndarray:
         # a bfloat16 comes back void
-        array = np.array(self.held)
+        array = np.array(self.array)
         return array if array.dtype.kind != "V" else array.view(f"V{array.itemsize}")
 
 
@@ -135,31 +118,14 @@ class NrtpyModel:
 
     @classmethod
     def load_from_neff(
-        cls,
-        neff_path: str | Path,
-        name: str | None = None,
-        core_id: int = 0,
-        cc_enabled: bool = False,
-        rank_id: int = 0,
-        world_size: int = 1,
-    ) -> NrtpyModel:
+        cls, neff_path: str | Path, name: str | None = None, core_id: int = 0, cc_enabled: bool = False,
+        rank_id: int = 0, world_size: int = 1,
+    ) -> NrtpyModel:  # fmt: skip
         _runtime().check(core_id)
         _runtime().join(rank_id, world_size if cc_enabled else 1)
         return cls(Path(neff_path), name or Path(neff_path).stem, core_id, world_size)
 
-    def __call__(
-        self,
-        inputs: dict[str, NrtpyTensor],
-        outputs: dict[str, NrtpyTensor] | None = None,
-        save_trace: bool = False,
-        ntff_name: str | None = None,
-    ) -> dict[str, NrtpyTensor] | None:
-        given = outputs
-        if outputs is None:
-            outputs = {
-                n: NrtpyTensor(np.zeros(m.shape, BY_NAME[self._dtypes[n]].numpy), n, self.core_id)
-                for n, m in self.output_tensors_info.items()
-            }
+    def __call__(self, inputs: dict[str, NrtpyTensor], outputs: dict[str, NrtpyTensor]) -> None:
         self._check("Input", inputs, self.input_tensors_info)
         self._check("Output", outputs, self.output_tensors_info)
         named = list(self.input_tensors_info), list(self.output_tensors_info)
@@ -171,15 +137,14 @@ class NrtpyModel:
         arguments = [self._on_device(inputs[name]) for name in named[0]]
         results = self._executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
         for name, (array,) in zip(named[1], results, strict=True):
-            outputs[name].held = array.block_until_ready()
-        return outputs if given is None else None
+            outputs[name].array = array.block_until_ready()
 
     def _on_device(self, tensor: NrtpyTensor) -> Any:
-        if isinstance(tensor.held, np.ndarray):
-            tensor.held = jax.device_put(tensor.held, self._device)
+        if isinstance(tensor.array, np.ndarray):
+            tensor.array = jax.device_put(tensor.array, self._device)
         first, *others = tensor.shape
         whole = (first * self._sharding.num_devices, *others)
-        return jax.make_array_from_single_device_arrays(whole, self._sharding, [tensor.held])
+        return jax.make_array_from_single_device_arrays(whole, self._sharding, [tensor.array])
 
     def _check(self, what: str, tensors: dict[str, NrtpyTensor], wanted: dict[str, TensorMetadata]) -> None:
         if tensors.keys() != wanted.keys():
