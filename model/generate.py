@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> None:
 def _figures(output: Output) -> dict[str, Any]:
     return {
         "new_tokens": len(output.ids),
-        "finish_reason": output.finish_reason,
+        "finish_reason": output.reason,
         "tokens_per_step": round(output.tokens_per_step, 3),
         "acceptance": [round(share, 3) for share in output.acceptance],
         "seconds_wall": round(output.seconds, 4),

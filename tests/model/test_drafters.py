@@ -19,7 +19,7 @@ from model.strict import Wrong
 from tests.model.family import eager_engine, family_spec, some_graphs
 from trnspec.bundle.plan import make_plan
 from trnspec.bundle.spec import spec_from_json
-from trnspec.engine.adaptive_k import FixedK
+from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result
@@ -133,7 +133,7 @@ def test_a_draft_that_steps_of_k_0_left_behind_changes_no_token(family: Path, dr
     for request in requests:
         engine.add(request)
     for k in itertools.cycle((most, 0, 2, 0)):
-        engine.step_k = FixedK(k)
+        engine.step_k = AdaptiveK([k])
         events = engine.step()
         ks |= {e.k for e in events}
         results |= {e.number: e.result for e in events if e.result}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.cache import KEY_TILE
-from model.graph_key import GraphKey
 from trnspec.bundle.opening import Bundle
 
 
@@ -79,10 +78,6 @@ class EngineConfig:
         while first < length:
             yield (chunk := self.chunk(first, length))
             first = chunk.end
-
-    def has(self, key: GraphKey) -> bool:
-        """Whether a request may run this graph, by the keys that it attends."""
-        return (key.rows, key.bucket) in self.prompts if key.is_prefill else key.bucket in self.buckets
 
 
 def engine_config(bundle: Bundle) -> EngineConfig:

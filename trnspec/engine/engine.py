@@ -16,10 +16,9 @@ from model.graph_key import Stage
 from model.logits_processors import FORBIDDEN
 from model.logprobs import TOP
 from trnspec.engine import ngram
-from trnspec.engine.adaptive_k import AdaptiveK, FixedK, StepResult
+from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.config import Chunk, EngineConfig
-from trnspec.engine.constrained import constrain, follow, run_split_step, step_masks
-from trnspec.engine.masks import mask_fn
+from trnspec.engine.masks import ConstrainedDraft, mask_fn
 from trnspec.engine.request import ERROR, Request, Result, Score
 from trnspec.engine.slots import Batch, BlockAllocator, Slot, SlotTable, prompt_inputs
 from trnspec.runtime.runner import Runner
@@ -65,12 +64,12 @@ class Engine:
         runner: Runner,
         config: EngineConfig,
         speculative: bool = True,
-        step_k: FixedK | AdaptiveK | None = None,
+        step_k: AdaptiveK | None = None,
         propose: Proposer = ngram_propose,
         owns_blocks: bool = True,
     ) -> None:
         self.runner, self.config, self.speculative = runner, config, speculative and config.k > 0
-        self.step_k = step_k if step_k and self.speculative else FixedK(config.k if self.speculative else 0)
+        self.step_k = step_k if step_k and self.speculative else AdaptiveK([config.k if self.speculative else 0])
         self.propose = propose if config.host_drafts and self.speculative else None
         self.slots, self.words = SlotTable(config.batch), mask_words(config.vocab_size)
         self.blocks = BlockAllocator(config.pool) if owns_blocks else None
@@ -176,10 +175,15 @@ class Engine:
         if not slots:
             return None
         limits, drafts = self._limits(slots), tuple[list[int], ...]()
-        constrained = constrain(slots, limits, self.words)
+        constrained = {
+            slot.index: ConstrainedDraft(slot.allowed, slot.result.ids, limit, self.words)
+            for slot, limit in zip(slots, limits, strict=True)
+            if slot.allowed
+        }
         if self.propose:
             proposed = (self.propose(slot, limit) for slot, limit in zip(slots, limits, strict=True))
-            drafts = tuple(follow(d, constrained.get(s.index)) for s, d in zip(slots, proposed, strict=True))
+            masked = (constrained.get(slot.index) for slot in slots)
+            drafts = tuple(c.follow(d) if c else d for c, d in zip(masked, proposed, strict=True))
             limits = tuple(map(len, drafts))
         full_sampling = any(slot.request.full_sampling for slot in slots)
         return Batch(slots, None, self.config.graph_k(max(limits), full_sampling), limits, drafts, constrained)
@@ -198,12 +202,34 @@ class Engine:
             return batch, self.runner.run(inputs.graph(Stage.PREFILL, self.config.k, chunk.keys), inputs)
         k, bucket = batch.k, self.config.bucket(batch.end)
         if batch.full_sampling and k and not self.config.host_drafts:
-            return run_split_step(self.runner, self.slots, batch, bucket, self.words)
+            return self._run_split(batch, bucket)
         rows = 1 + k if self.config.host_drafts else 1
-        masks = step_masks(batch, self.config.batch, self.words)
+        masks = batch.masks(self.config.batch, self.words)
         inputs = self.slots.step_inputs(batch.limits, bucket, masks, batch.drafts, rows)
         stage = Stage.VERIFY if batch.full_sampling and k else Stage.STEP
         return batch, self.runner.run(inputs.graph(stage, k, bucket), inputs)
+
+    def _run_split(self, batch: Batch, bucket: int) -> tuple[Batch, StepOutputs]:
+        """A full-sampling step with a draft model: draft, follow the drafts as far as the masks allow, verify.
+
+        Returns the batch with the limits that are left. Without masks the host reads no draft.
+        """
+        k, masks = batch.k, batch.masks(self.config.batch, self.words)
+        inputs = self.slots.step_inputs(batch.limits, bucket, masks)
+        candidates = self.runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs)
+        if batch.constrained:
+            # an id below 0 is no draft and never accepted
+            candidates_BN = np.maximum(candidates, 0)
+            for index, constrained in batch.constrained.items():
+                # forced ids may be outside of the draft's vocabulary
+                candidates_BN[index, 1 : 1 + len(constrained.drafts)] = constrained.drafts
+                constrained.propose(candidates_BN[index, 1:].tolist())
+            lengths = {index: len(constrained.drafts) for index, constrained in batch.constrained.items()}
+            limits = (min(n, lengths.get(s.index, k)) for s, n in zip(batch.slots, batch.limits, strict=True))
+            batch, candidates = replace(batch, limits=tuple(limits)), candidates_BN
+            masks = batch.masks(self.config.batch, self.words)
+        inputs = self.slots.step_inputs(batch.limits, bucket, masks, rows=k + 1)._replace(input_ids=candidates)
+        return batch, self.runner.run(inputs.graph(Stage.VERIFY, k, bucket), inputs)
 
     def _postprocess(self, batch: Batch, outputs: StepOutputs) -> list[Event]:
         """Read a batch's outputs; requests that have left meanwhile have no events."""
@@ -220,8 +246,8 @@ class Engine:
                 slot.position += len(ids)
                 scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
                 events.append(self._emit(slot, Event(slot.number, ids, None, batch.k, limit, len(ids) - 1, scores)))
-        results = [StepResult(event.drafted, event.accepted) for event in events]
-        self.step_k.ended(batch.k, None if batch.full_sampling else seconds, results)
+        counts = [(event.drafted, event.accepted) for event in events]
+        self.step_k.ended(batch.k, None if batch.full_sampling else seconds, counts)
         return events
 
     def _prefilled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:

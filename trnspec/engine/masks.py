@@ -33,6 +33,12 @@ class ConstrainedDraft:
             if not (allows(self.masks[-1], draft) and self._append(draft)):
                 break
 
+    def follow(self, drafts: list[int]) -> list[int]:
+        """Host-side drafts as far as the masks allow them, and the ids that are forced after them."""
+        self.propose(drafts)
+        self.force()
+        return self.drafts
+
     def force(self) -> None:
         """Append drafts while a mask allows a single id."""
         while len(self.drafts) < self._limit and (only := _single(self.masks[-1])) is not None and self._append(only):

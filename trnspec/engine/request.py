@@ -178,8 +178,11 @@ class Score(NamedTuple):
 class Result:
     """New tokens of a request, why it ended, and counts of its steps and drafts.
 
-    `reason`: eos, stop, length, context, or error, with a sentence in `error`. `steps_of_k`: steps by the k of their
-    graph. `drafted`, `accepted`: drafts by their place in a step. `seconds`: wall time since the request's admission.
+    `reason`: eos, stop (a stop string), length (max_new_tokens), context (the bundle's length), or error, with a
+    sentence in `error`. `steps`: target passes after the prefill; `steps_of_k`: by the k of their graph. `drafted`,
+    `accepted`: drafts by their place in a step. `scores`, `prompt_scores`: the log-probabilities of the ids, and of the
+    prompt's ids but the first, before penalties, temperature and filters. `seconds`: wall time from the request's
+    admission to the last token.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -206,3 +209,8 @@ class Result:
     def tokens_per_step(self) -> float:
         """Tokens that a target step emitted on average; the first token is the prefill's."""
         return (len(self.ids) - 1) / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """The share of drafts accepted at each place of a step."""
+        return tuple(a / d for a, d in zip(self.accepted, self.drafted, strict=True) if d)

@@ -95,6 +95,10 @@ class Batch:
         """Whether it needs full-sampling graphs."""
         return any(slot.request.full_sampling for slot in self.slots)
 
+    def masks(self, slots: int, words: int) -> np.ndarray | None:
+        """(B, N, W) the masks of a step's rows; None if no request needs full sampling."""
+        return masks_of_rows(self.constrained, slots, 1 + self.k, words) if self.full_sampling else None
+
     @property
     def end(self) -> int:
         """The end of the positions that a step may write."""
