@@ -98,7 +98,8 @@ class LLM:
         A prompt is text or token ids; `params` are for all prompts or one for each; `options` are those of `request`.
         Raises UserError for what the bundle cannot serve, and if a single prompt ends with an error.
         """
-        single = _is_single(prompt)
+        # no prompts at all are an empty batch
+        single = isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))
         prompts: Sequence[Any] = [prompt] if single else prompt
         if single and not isinstance(params, Params):
             raise UserError(f"{len(params)} Params came for one prompt; give one")
@@ -164,7 +165,7 @@ class LLM:
                 while not events:
                     self._step(engine)
                 event = events.popleft()
-                yield places[event.number], event.result and self._output(event.result)
+                yield places[event.number], self._output(event.result) if event.result else None
                 if event.result:
                     del places[event.number], self._events[event.number]
         finally:
@@ -187,8 +188,3 @@ class LLM:
         if output.error:
             raise UserError(output.error)
         return output
-
-
-def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    # no prompts at all are an empty batch
-    return isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))

@@ -137,11 +137,11 @@ def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
 _FAILS = """
 import sys, time
 from multiprocessing.connection import Connection
-from trnspec.runtime.ranks import Failure
+from model.errors import UserError
 pipe = Connection(int(sys.argv[1]))
 number = pipe.recv()[0]
 if sys.argv[2] == "0":
-    pipe.send((number, Failure("failed")))
+    pipe.send((number, UserError("failed")))
     pipe.recv()
 time.sleep(0.2)
 sys.exit(3)

@@ -59,7 +59,9 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     both, state = draft_weights + target_weights, sum(draft_caches, ()) + _drafter_state(spec) + target_caches
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
-        prompt = prompt_graph(spec, rows, keys, both, state)
+        inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
+        key, outputs = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows), tensor_specs(OUTPUTS, B=1, N=spec.rows)
+        prompt = GraphSpec(key, both, inputs, state, outputs)
         graphs += [prompt, _asking(prompt, spec)]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
@@ -67,14 +69,6 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
         without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, target_caches)
         graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *without_drafts)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
-
-
-def prompt_graph(spec: BundleSpec, rows: int, keys: int, weights: Tensors, state: Tensors) -> GraphSpec:
-    """The graph of at most `rows` ids of a prompt, which attend `keys` positions."""
-    inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
-    outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows)
-    key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
-    return GraphSpec(key, weights, inputs, state, outputs)
 
 
 def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> Iterator[GraphSpec]:

@@ -132,7 +132,8 @@ class BundleSpec:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         _check_numbers(self)
         check_tp(self.target_config, self.tp, "target")
-        _check_drafter(self)
+        if self.has_draft:
+            _check_draft(self)
         _check_prompts(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
@@ -159,6 +160,7 @@ def _check_numbers(spec: BundleSpec) -> None:
     least = 1 + spec.max_len // KEY_TILE
     around = [tiles * KEY_TILE for tiles in (least - 1, least) if tiles > 0]
     fitting = all(c & (c - 1) == 0 and KEY_TILE <= c <= spec.max_len for c in spec.chunks)
+    max_k = spec.drafter_type.max_k or MAX_K
     for wrong, sentence in (
         (list(spec.ks) != sorted(set(spec.ks)), f"k is {ks}; a set of k is different numbers, the largest last"),
         (spec.layers > 1 and spec.kernels == "reference",
@@ -171,19 +173,15 @@ def _check_numbers(spec: BundleSpec) -> None:
          f"block 0 is empty, give at least {least}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
+        ((spec.k > 0) != (spec.drafter_type is not Drafter),
+         f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0"),
+        (spec.k > max_k, f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k"),
     ):  # fmt: skip
         if wrong:
             raise UserError(sentence)
 
 
-def _check_drafter(spec: BundleSpec) -> None:
-    max_k = spec.drafter_type.max_k
-    if (spec.k > 0) != (spec.drafter_type is not Drafter):
-        raise UserError(f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0")
-    if spec.k > (max_k or spec.k):
-        raise UserError(f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k")
-    if not spec.has_draft:
-        return
+def _check_draft(spec: BundleSpec) -> None:
     target, draft = spec.target_config, spec.draft_config
     check_tp(draft, spec.tp, "draft")
     if target.vocab_size != draft.vocab_size:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -133,10 +134,13 @@ def check(config: EngineConfig, request: Request) -> None:
     if not request.ids:
         raise UserError("the prompt is empty; give at least one token")
     words = [tuple(word) for word in params.bad_words]
-    _check_ids(config, "the prompt", request.ids)
-    _check_ids(config, "logit-bias", params.logit_bias)
-    _check_ids(config, "allowed-token-ids", params.allowed_token_ids)
-    _check_ids(config, "bad-words", [token for word in words for token in word])
+    every: dict[str, Iterable[Any]] = {
+        "the prompt": request.ids, "logit-bias": params.logit_bias, "allowed-token-ids": params.allowed_token_ids,
+        "bad-words": itertools.chain(*words),
+    }  # fmt: skip
+    for name, token in ((name, token) for name, ids in every.items() for token in ids):
+        if type(token) is not int or not 0 <= token < config.vocab_size:
+            raise UserError(f"{name} holds the id {token!r}; this bundle's ids are 0 to {config.vocab_size - 1}")
     if len(request.ids) >= config.max_len:
         raise UserError(
             f"the prompt has {len(request.ids)} tokens, the largest bucket is {config.max_len} and "
@@ -158,12 +162,6 @@ def check(config: EngineConfig, request: Request) -> None:
     left = set(params.allowed_token_ids) - {word[0] for word in words if len(word) == 1}
     if params.allowed_token_ids and not left:
         raise UserError("bad-words excludes every id of allowed-token-ids; leave one of them out")
-
-
-def _check_ids(config: EngineConfig, name: str, ids: Any) -> None:
-    for token in ids:
-        if type(token) is not int or not 0 <= token < config.vocab_size:
-            raise UserError(f"{name} holds the id {token!r}; this bundle's ids are 0 to {config.vocab_size - 1}")
 
 
 class Score(NamedTuple):

@@ -21,14 +21,11 @@ import numpy as np
 from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.graph_io import StepInputs
-from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec, TensorSpec
 from trnspec.bundle.opening import Bundle
 from trnspec.runtime.ranks import Ranks
 from trnspec.runtime.runner import Runner
 
-# the package that the ranks import, and the platform's name
-PACKAGE = "nrtpy"
 _RANK_MODULE = "trnspec.runtime.nrt_rank"
 _CORES, _ROOT_ADDRESS, _LNC = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID", "NEURON_LOGICAL_NC_CONFIG"
 
@@ -77,7 +74,7 @@ class NrtRunner(Runner):
 
     def _load(self, graph: GraphSpec) -> None:
         file = Path(self._folder.name) / f"{graph.key.name}.neff"
-        file.write_bytes(self.bundle.read(neff_file(graph.key)))
+        file.write_bytes(self.bundle.read(f"neff/{graph.key.name}.neff"))
         self._ranks.broadcast("load", graph.key, str(file))
         file.unlink()
 
@@ -105,11 +102,6 @@ class NrtRunner(Runner):
         if not array.flags.writeable:
             self._unchanged[tensor] = array
         return np.ascontiguousarray(array, BY_NAME[tensor.dtype].numpy)
-
-
-def neff_file(key: GraphKey) -> str:
-    """The file of a graph's NEFF in a bundle."""
-    return f"neff/{key.name}.neff"
 
 
 def _environments(tp: int, lnc: int) -> list[dict[str, str]]:

@@ -12,19 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from model.errors import UserError
 
 # seconds in which another rank, whose end may be the cause of a failure, is seen to have ended
 _FAILURE_GRACE_S = 0.5
 _END_S = 10
-
-
-class Failure(NamedTuple):
-    """Why a rank ends, as the end of a sentence: its last reply."""
-
-    message: str
 
 
 class Ranks:
@@ -100,8 +94,8 @@ class Ranks:
                     number, value = pipe.recv()
                 except (EOFError, OSError):
                     return self._fail(ranks[pipe], "")
-                if isinstance(value, Failure):
-                    return self._fail(ranks[pipe], value.message)
+                if isinstance(value, UserError):
+                    return self._fail(ranks[pipe], str(value))
                 future, missing = self._pending[number]
                 missing.discard(ranks[pipe])
                 if not missing:
@@ -156,5 +150,6 @@ def serve(pipe: Connection, rank: int, make: Callable[[], Any]) -> None:
     except (EOFError, ConnectionError):
         return
     except Exception as error:  # the other ranks must not wait for this one, whatever it was
+        # the last reply is the end of a sentence
         known = isinstance(error, UserError)
-        pipe.send((number, Failure(str(error) if known else f"failed ({type(error).__name__}: {str(error)[:200]})")))
+        pipe.send((number, error if known else UserError(f"failed ({type(error).__name__}: {str(error)[:200]})")))
