@@ -88,11 +88,6 @@ class StepOutputs(NamedTuple):
         return cls(accepted_tokens, next_ids, next_positions, scores=scores[0] if scores else None)
 
     @property
-    def ready(self) -> bool:
-        """Whether the graph has ended: reading them does not wait."""
-        return not hasattr(self.accepted_tokens, "is_ready") or self.accepted_tokens.is_ready()
-
-    @property
     def visible(self) -> tuple[Any, ...]:
         """The outputs that the host sees, in the graph's order."""
         return self[:3] if self.scores is None else (*self[:3], self.scores)

@@ -1,13 +1,11 @@
 """A bundle as an object that turns prompts into text."""
 
-from __future__ import annotations
-
 import operator
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from model.errors import UserError
 from trnspec.bundle.opening import read_bundle
@@ -17,9 +15,6 @@ from trnspec.engine.request import Params, Request, Result, check
 from trnspec.engine.text import Detokenizer, encode, ids_of_words, load_tokenizer
 from trnspec.engine.warmup import graphs_of, prepare_graphs
 from trnspec.runtime.runner import load_runner
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # text, or token ids
 Prompt = str | Sequence[int]

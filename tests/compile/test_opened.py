@@ -125,8 +125,8 @@ def test_the_manifest_that_is_signed_is_the_one_that_is_used(
     assert opens == [MANIFEST]
 
 
-def test_what_was_opened_is_what_is_read_whatever_takes_its_name(base: Path, bundle: Path, tmp_path: Path) -> None:
-    opened, digest = open_bundle(bundle), read_bundle(bundle).manifest.digest
+def test_what_was_opened_is_what_is_read_whatever_takes_its_name(bundle: Path, tmp_path: Path) -> None:
+    opened = open_bundle(bundle)
     shutil.copytree(bundle, tmp_path / "other")
     content = bytearray((bundle / SHARD).read_bytes())
     content[-4:] = bytes(4)
@@ -136,9 +136,6 @@ def test_what_was_opened_is_what_is_read_whatever_takes_its_name(base: Path, bun
     (tmp_path / "other").rename(bundle)
     assert shard_tensors(opened, 0).keys() == {t.name for t in opened.plan.target_weights}
     assert opened.read(SHARD) != content == read_bundle(bundle).read(SHARD)
-    with pytest.raises(UserError, match="was replaced by another bundle meanwhile"):
-        open_bundle(bundle, digest)
-    assert open_bundle(base / "bundle", digest).manifest.digest == digest
 
 
 @pytest.mark.parametrize("name", [SHARD, STEP])

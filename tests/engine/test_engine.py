@@ -396,11 +396,11 @@ def test_limits_that_leave_no_token_end_their_request_only() -> None:
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:
     engine = _engine()
 
-    def stop(index: int, ids: list[int]) -> None:
+    def stop(ids: Sequence[int]) -> int | None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.run([_request(seed) for seed in range(5)], stop)
+        engine.run([_request(seed, cut=stop) for seed in range(5)])
     assert not engine.busy
     engine.add(_request(1))
     with pytest.raises(UserError, match="serving requests already"):

@@ -6,19 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from compile.build import build
 from model.errors import UserError
-from model.graph_io import StepOutputs
 from tests.compile.run_requests import REQUESTS
 from tests.ended import check_end
 from tests.engine.ahead import ids_ahead
@@ -32,7 +29,7 @@ from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Result
 from trnspec.runtime import ranks
-from trnspec.runtime.nrt import NrtRunner, Output, _cores
+from trnspec.runtime.nrt import NrtRunner, _cores
 from trnspec.runtime.nrt_rank import RankWorker
 from trnspec.runtime.runner import Runner
 
@@ -75,15 +72,6 @@ def test_ranks_emit_the_ids_of_one_and_steps_follow_each_other_unread(tp: int, f
         assert followed > 2
 
 
-def test_an_output_is_ready_when_its_run_has_ended() -> None:
-    run = Future[Any]()
-    outputs = StepOutputs(*(Output(run, index) for index in range(3)))
-    assert not outputs.ready
-    run.set_result([np.zeros(1)] * 3)
-    assert outputs.ready
-    assert StepOutputs(*[np.zeros(1)] * 3).ready, "the host's own arrays are"
-
-
 @pytest.mark.slow
 def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path) -> None:
     expected = graphs(family, "chain")
@@ -97,17 +85,17 @@ def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path)
 def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:
     held = NrtRunner(of_two_ranks)
     processes = held._ranks.processes
-    engine, steps = Engine(held, engine_config(of_two_ranks)), 0
+    engine, tokens = Engine(held, engine_config(of_two_ranks)), 0
 
-    def kill(index: int, ids: list[int]) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 4:
+    def kill(ids: Sequence[int]) -> None:
+        nonlocal tokens
+        tokens += 1
+        if tokens == 4:
             os.kill(processes[1].pid, signal.SIGKILL)
 
     with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; read what it wrote .*start again$"):
-        engine.run([replace(r, max_new_tokens=100) for r in REQUESTS], kill)
-    assert steps >= 4
+        engine.run([replace(r, max_new_tokens=100, cut=kill) for r in REQUESTS])
+    assert tokens >= 4
     with pytest.raises(UserError, match="rank 1 of 2"):
         held._ranks.broadcast("ready")
     assert all(process.poll() is not None for process in processes)

@@ -67,6 +67,12 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
     expected = f"Python finds the package '{name}' at {tmp_path / decoy}, and trnspec needs the one in {ROOT}; "
     imported = _run(tmp_path, "-c", "from trnspec import LLM")
     assert imported.stderr.splitlines()[-1].startswith(f"ImportError: {expected}")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle/manifest.json").touch()
+    for argument, code, out, error in (("bundle", 2, "", f"error: {expected}"), ("gpt2", 0, "None\n", "")):
+        served = _run(tmp_path, "-c", "import trnspec; print(trnspec.platform())", "serve", argument)
+        assert (served.returncode, served.stdout) == (code, out)
+        assert served.stderr.startswith(error)
 
 
 def test_the_wheel_ships_exactly_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

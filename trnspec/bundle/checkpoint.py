@@ -82,7 +82,6 @@ class Checkpoint:
 
 
 def has_weights(path: Path) -> bool:
-    """Whether a folder contains weights, or an index of them."""
     return any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", _INDEX))
 
 

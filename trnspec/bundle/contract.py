@@ -54,7 +54,6 @@ def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> 
 
 
 def signature(module: Any) -> Signature:
-    """The I/O signature of a module."""
     entry, aliases = hlo.entry(module), module.input_output_alias.entries
     parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
     root = next(i for i in entry.instructions if i.id == entry.root_id)

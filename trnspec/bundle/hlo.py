@@ -66,7 +66,6 @@ def parse(proto: bytes) -> Any:
 
 
 def entry(module: Any) -> Any:
-    """The entry computation of a module."""
     return next(c for c in module.computations if c.id == module.entry_computation_id)
 
 

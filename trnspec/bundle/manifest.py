@@ -108,7 +108,6 @@ def with_lnc(flags: str, lnc: int | str = LNC) -> str:
 def manifest_json(
     plan: BundlePlan, files: dict[str, File], compiler: Compiler, versions: dict[str, str], commit: str | None
 ) -> bytes:
-    """The bytes of a bundle's manifest."""
     made = _ManifestJson(graph_digests(plan), files, versions, commit, compiler)
     head = {"format": FORMAT, "format_version": FORMAT_VERSION, "spec": plan.spec.as_json()}
     value = head | dataclasses.asdict(made)
@@ -180,7 +179,6 @@ def _digest(tensors: tuple[TensorSpec, ...]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -39,7 +39,6 @@ class BundlePlan:
 
     @functools.cached_property
     def by_key(self) -> dict[GraphKey, GraphSpec]:
-        """Every graph by its key."""
         return {graph.key: graph for graph in self.graphs}
 
     @property
@@ -52,7 +51,6 @@ class BundlePlan:
 
 
 def make_plan(spec: BundleSpec) -> BundlePlan:
-    """The plan of a checked spec."""
     target_weights, *_draft = (_weights(part, spec) for part in spec.parts)
     target_caches, *draft_caches = (_caches(part, spec) for part in spec.parts)
     draft_weights: Tensors = sum(_draft, ())

@@ -43,7 +43,6 @@ def _tensors_json(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def shard_bytes(plan: BundlePlan, rank: int) -> int:
-    """The size of a rank's file."""
     return len(shard_header(plan, rank)) + plan.weight_bytes
 
 

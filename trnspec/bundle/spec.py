@@ -61,7 +61,6 @@ class BundleSpec:
 
     @property
     def k(self) -> int:
-        """The most drafts of a step."""
         return self.ks[-1] if self.ks else 0
 
     @property
@@ -71,12 +70,10 @@ class BundleSpec:
 
     @property
     def drafter_type(self) -> type[Drafter]:
-        """The class of its drafter."""
         return DRAFTERS[self.drafter]
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model."""
         return self.drafter_type.has_model
 
     @property
@@ -108,13 +105,9 @@ class BundleSpec:
         them one for each 4 times as many keys, up to half of max_len.
         """
         chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len)
-        return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
-
-    def _keys_of(self, rows: int) -> list[int]:
-        keys = [rows]
-        while keys[-1] * _KEYS_STEP * 2 <= self.max_len:
-            keys.append(keys[-1] * _KEYS_STEP)
-        return sorted({*keys, self.max_len})
+        steps = [_KEYS_STEP**n for n in range(self.max_len.bit_length())]
+        between = {rows: {rows * step for step in steps if 2 * rows * step <= self.max_len} for rows in chunks}
+        return tuple((rows, keys) for rows in chunks for keys in sorted({rows, self.max_len} | between[rows]))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -124,7 +117,6 @@ class BundleSpec:
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object of a manifest."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return values
 

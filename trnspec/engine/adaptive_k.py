@@ -1,7 +1,5 @@
 """The k of a decode step, chosen by measurement. It changes the time of a step, never a token."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections import deque

@@ -1,7 +1,5 @@
 """An engine that launches ahead: the next batch is on the device before the host has read the current one."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The host loop: schedule, run, postprocess. Requests get slots, each step runs one graph, and events come out."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import deque
@@ -47,7 +45,6 @@ Proposer = Callable[[Slot, int], list[int]]
 
 
 def ngram_propose(slot: Slot, limit: int) -> list[int]:
-    """Drafts from the slot's own tokens."""
     return ngram.propose(slot.ids, limit) if limit else []
 
 
@@ -90,7 +87,6 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is waiting or active."""
         return bool(self._waiting or self.slots.active)
 
     def add(self, request: Request) -> int:
@@ -109,11 +105,8 @@ class Engine:
         batch = self._schedule()
         return self._postprocess(*self._run(batch)) if batch else []
 
-    def run(
-        self, requests: Iterable[Request], on_tokens: Callable[[int, list[int]], None] | None = None
-    ) -> list[Result]:
-        """Serve these requests and no others; `on_tokens(index of the request, new tokens)` is called after each
-        step."""
+    def run(self, requests: Iterable[Request]) -> list[Result]:
+        """Serve these requests and no others."""
         if self.busy:
             raise UserError("this engine is serving requests already; step it until it is idle, or make a new one")
         index = {self.add(request): i for i, request in enumerate(requests)}
@@ -121,8 +114,6 @@ class Engine:
         try:
             while self.busy:
                 for event in self.step():
-                    if on_tokens:
-                        on_tokens(index[event.number], event.ids)
                     if event.result:
                         results[index[event.number]] = event.result
         finally:

@@ -4,8 +4,6 @@ A mask is int32 words with a bit for each id (`model/graph_io.py`). Row n of a s
 first n drafts, so that a step emits the tokens that steps of one token would emit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

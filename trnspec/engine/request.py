@@ -1,7 +1,5 @@
 """A request and its result: sampling parameters, prompt, limits; which requests a bundle can serve."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +21,7 @@ _MAX_TEMPERATURE = 1e30
 ERROR = "error"
 CANNOT_SAMPLE = "the logits hold NaN or infinity, or the request's limits exclude every token,"
 # (W,) int32 mask of the token after these new ones; None if the text ends with them
-MaskFn = Callable[[Sequence[int]], "np.ndarray | None"]
+MaskFn = Callable[[Sequence[int]], np.ndarray | None]
 _REAL, _INTEGER = (int, float), (int,)
 # parameter -> its types, its lowest and highest value, and the range as text
 _RANGES: dict[str, tuple[tuple[type, ...], float, float, str]] = {
@@ -62,7 +60,6 @@ class Params:
 
     @property
     def seed_words(self) -> tuple[int, int]:
-        """The low and the high word of the seed."""
         return self.seed % _WORD, self.seed // _WORD
 
     @property
@@ -77,7 +74,6 @@ class Params:
 
     @property
     def penalties(self) -> tuple[float, float, float]:
-        """The presence, frequency and repetition penalty."""
         return self.presence_penalty, self.frequency_penalty, self.repetition_penalty
 
     @property
@@ -122,7 +118,6 @@ class Request:
 
     @property
     def full_sampling(self) -> bool:
-        """Whether it needs full-sampling graphs."""
         logprobs = self.logprobs is not None or self.prompt_logprobs is not None
         return self.allowed is not None or logprobs or self.params.full_sampling
 

@@ -1,7 +1,5 @@
 """Slots: which request has which slot and which KV blocks, what runs, and the inputs of a step over all slots."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +90,6 @@ class Batch:
 
     @property
     def full_sampling(self) -> bool:
-        """Whether it needs full-sampling graphs."""
         return any(slot.request.full_sampling for slot in self.slots)
 
     def masks(self, slots: int, words: int) -> np.ndarray | None:
@@ -118,7 +115,6 @@ class BlockAllocator:
         return [self._free.pop() for _ in range(count)]
 
     def free(self, blocks: list[int]) -> None:
-        """Free a sequence's blocks."""
         self._free += blocks[::-1]
 
 
@@ -146,7 +142,6 @@ class SlotTable:
         return [slot for slot in self._slots.values() if slot.position]
 
     def get(self, number: int) -> Slot | None:
-        """The slot of a request, if it has one."""
         return self._slots.get(number)
 
     def is_current(self, slot: Slot) -> bool:
@@ -216,7 +211,6 @@ class SlotTable:
 
 
 def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
-    """The inputs of a chunk of a slot's prompt."""
     ids, request, last = slot.ids, slot.request, chunk.end == slot.known
     inputs = zero_inputs(B=1, T=chunk.rows, L=chunk.keys // KEY_TILE, F=1)
     inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.end]

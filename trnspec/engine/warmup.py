@@ -1,7 +1,5 @@
 """The graphs that a request may run, loaded before its first step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from model.graph_key import GraphKey

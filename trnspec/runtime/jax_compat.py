@@ -1,7 +1,5 @@
 """All that the runtime imports from the internals of jax and jaxlib, written for jax 0.10."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Each rank is a process (`trnspec/runtime/nrt_rank.py`) with the rank's weights a
 the inputs, some hundred bytes, and rank 0 returns the outputs; an output that is an input of the next run stays there.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile
@@ -39,10 +37,6 @@ class Output:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.run.result()[self.index], dtype)
-
-    def is_ready(self) -> bool:
-        """Whether the run has ended, by the name that JAX's arrays have for it."""
-        return self.run.done()
 
 
 class NrtRunner(Runner):

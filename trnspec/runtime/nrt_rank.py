@@ -4,8 +4,6 @@ Serves messages of a pipe (`trnspec/runtime/ranks.py`) until the pipe closes. We
 shared by all graphs; a cache is input and output of a graph, which updates it in place.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Worker processes, one a rank: all get the same messages, rank 0 replies, and the end of one ends all."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """A bundle's graphs by XLA: on CPU devices as they are in the bundle, or on Trainium by the Neuron plugin in JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence
