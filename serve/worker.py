@@ -180,11 +180,11 @@ class BundleWorker(WorkerBase):
 
     def _end(self) -> list[Event]:
         """Wait for the oldest launched work: a decode step or a prefill chunk."""
-        batch = self.engine.launched_batch
+        batch = self.engine.launched
         if batch is None:
             return []
         events = self.engine.step()
-        self.metrics.end(None if batch.chunk else batch.k, launched_ahead=self.engine.launched)
+        self.metrics.end(None if batch.chunk else batch.k, launched_ahead=self.engine.launched is not None)
         return events
 
     def _report_invalid_drafts(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
@@ -222,7 +222,7 @@ class BundleWorker(WorkerBase):
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Placeholders, as many as the launched step drafts: the fused graph drafts by itself."""
-        batch = self.engine.launched_batch
+        batch = self.engine.launched
         k = batch.k if batch and not batch.chunk else self.config.k
         if not (self.engine.speculative and k):
             return None

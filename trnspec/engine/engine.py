@@ -102,29 +102,23 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run a chunk of the prompt of a request that has a slot, else a decode step of all the others."""
-        batch = self._schedule()
+        decode = self._schedule_step() if self._decode_next else None
+        self._decode_next = False
+        batch = decode or self._schedule_prompt() or self._schedule_step()
         return self._postprocess(*self._run(batch)) if batch else []
 
     def run(self, requests: Iterable[Request]) -> list[Result]:
         """Serve these requests and no others."""
         if self.busy:
             raise UserError("this engine is serving requests already; step it until it is idle, or make a new one")
-        index = {self.add(request): i for i, request in enumerate(requests)}
-        results = [Result() for _ in index]
+        numbers, results = [self.add(request) for request in requests], dict[int, Result]()
         try:
             while self.busy:
-                for event in self.step():
-                    if event.result:
-                        results[index[event.number]] = event.result
+                results |= {event.number: event.result for event in self.step() if event.result}
         finally:
-            for number in index:
+            for number in numbers:
                 self.cancel(number)
-        return results
-
-    def _schedule(self) -> Batch | None:
-        decode = self._schedule_step() if self._decode_next else None
-        self._decode_next = False
-        return decode or self._schedule_prompt() or self._schedule_step()
+        return [results[number] for number in numbers]
 
     def _schedule_prompt(self) -> Batch | None:
         """A chunk of the prompt in prefill, or of the request that has waited longest, if it can be admitted."""
@@ -225,7 +219,9 @@ class Engine:
     def _postprocess(self, batch: Batch, outputs: StepOutputs) -> list[Event]:
         """Read a batch's outputs; requests that have left meanwhile have no events."""
         accepted_BN = np.asarray(outputs.accepted_tokens)
-        seconds = self._elapsed()
+        # the seconds of the batch, with the host's part since the one before
+        now = time.perf_counter()
+        seconds, self._last_read = now - (self._last_read or now), now
         if batch.chunk:
             slot = batch.slots[0]
             return self._prefilled(slot, batch.chunk, outputs) if self.slots.is_current(slot) else []
@@ -254,12 +250,6 @@ class Engine:
         scores = _scores(request.logprobs, outputs, 0, slice(chunk.size - 1, chunk.size))
         token = int(np.asarray(outputs.accepted_tokens)[0, 0])
         return [self._emit(slot, Event(slot.number, [token], None, 0, 0, 0, scores, result.prompt_scores))]
-
-    def _elapsed(self) -> float:
-        """Wall seconds of the batch that has just been read, with the host's part since the one before."""
-        now = time.perf_counter()
-        seconds, self._last_read = now - (self._last_read or now), now
-        return seconds
 
     def _emit(self, slot: Slot, new: Event) -> Event:
         """The event with the new tokens that the request keeps; its slot is free again if it has ended."""

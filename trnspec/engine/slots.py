@@ -176,13 +176,13 @@ class SlotTable:
             ids_BT[slot.index, 0], positions_B[slot.index] = slot.token, slot.position
         for slot, ids in zip(self.decoding, drafts, strict=bool(drafts)):
             ids_BT[slot.index, 1 : 1 + len(ids)] = ids
-        inputs = {"input_ids": ids_BT, "positions": positions_B, "allowed": allowed}
-        return StepInputs(**self._other_inputs(limits, bucket) | inputs)
+        inputs = self._other_inputs(limits, bucket)
+        return StepInputs(input_ids=ids_BT, positions=positions_B, allowed=allowed, **inputs)
 
     def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...], bucket: int) -> StepInputs:
         """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
-        inputs = {"input_ids": outputs.next_ids, "positions": outputs.next_positions}
-        return StepInputs(**self._other_inputs(limits, bucket) | inputs)
+        inputs = self._other_inputs(limits, bucket)
+        return StepInputs(input_ids=outputs.next_ids, positions=outputs.next_positions, **inputs)
 
     def _other_inputs(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
         """Limits, sampling parameters and block table, the latter the same arrays as before while nothing changes."""

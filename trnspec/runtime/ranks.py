@@ -47,13 +47,24 @@ class Ranks:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def submit(self, name: str, *arguments: Any) -> Future[Any]:
-        """Send a call to all ranks; rank 0's result."""
-        return self._send(False, name, *arguments)
+    def submit(self, name: str, *arguments: Any, every: bool = False) -> Future[Any]:
+        """Send a call to all ranks; the result is there when rank 0, or `every` rank, has replied."""
+        number, future = next(self._numbers), Future[Any]()
+        with self._lock:
+            if self._error:
+                raise self._error
+            self._pending[number] = future, set(range(len(self._pipes) if every else 1))
+        try:
+            for pipe in self._pipes:
+                pipe.send((number, every, name, arguments))
+        except OSError:
+            # the listener is about to see why
+            future.exception(_END_S)
+        return future
 
     def broadcast(self, name: str, *arguments: Any) -> None:
         """Send a call to all ranks and wait for all of them."""
-        self._send(True, name, *arguments).result()
+        self.submit(name, *arguments, every=True).result()
 
     def close(self) -> None:
         """End the processes after what they have been sent."""
@@ -68,20 +79,6 @@ class Ranks:
         self._listener.join()
         for pipe in self._pipes:
             pipe.close()
-
-    def _send(self, every: bool, name: str, *arguments: Any) -> Future[Any]:
-        number, future = next(self._numbers), Future[Any]()
-        with self._lock:
-            if self._error:
-                raise self._error
-            self._pending[number] = future, set(range(len(self._pipes) if every else 1))
-        try:
-            for pipe in self._pipes:
-                pipe.send((number, every, name, arguments))
-        except OSError:
-            # the listener is about to see why
-            future.exception(_END_S)
-        return future
 
     def _listen(self) -> None:
         ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
