@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -22,41 +22,30 @@ ERROR = "error"
 CANNOT_SAMPLE = "the logits hold NaN or infinity, or the request's limits exclude every token,"
 # (W,) int32 mask of the token after these new ones; None if the text ends with them
 MaskFn = Callable[[Sequence[int]], np.ndarray | None]
-_REAL, _INTEGER = (int, float), (int,)
-# parameter -> its types, its lowest and highest value, and the range as text
-_RANGES: dict[str, tuple[tuple[type, ...], float, float, str]] = {
-    "temperature": (_REAL, 0, _MAX_TEMPERATURE, "a number from 0 to 1e30"),
-    "top_k": (_INTEGER, 0, (1 << 24) - 1, "0 (off) or a count"),
-    "top_p": (_REAL, 5e-324, 1, "a number in (0, 1]"),
-    "min_p": (_REAL, 0, 1, "a number in [0, 1]"),
-    "seed": (_INTEGER, 0, _WORD * _WORD - 1, "an integer of 64 bits"),
-    "presence_penalty": (_REAL, -2, 2, "a number in [-2, 2]"),
-    "frequency_penalty": (_REAL, -2, 2, "a number in [-2, 2]"),
-    "repetition_penalty": (_REAL, 1e-6, 1e6, "a number in [1e-6, 1e6]"),
-    "min_tokens": (_INTEGER, 0, float("inf"), "a count"),
-}
-_BIAS_RANGE = (_REAL, -100, 100, "a number in [-100, 100]")
+_PENALTY = (-2, 2, "a number in [-2, 2]")
+_BIAS = (-100, 100, "a number in [-100, 100]")
 
 
 @dataclass(frozen=True)
 class Params:
     """Sampling parameters of one request; the defaults are greedy decoding without filters.
 
-    From the penalties on they mean what they mean in vLLM. `bad_words` are text (for `LLM`) or token ids.
+    From the penalties on they mean what they mean in vLLM. `bad_words` are text (for `LLM`) or token ids. The ranges
+    are the lowest and the highest value, and both as text.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Annotated[float, (0, _MAX_TEMPERATURE, "a number from 0 to 1e30")] = 0.0
+    top_k: Annotated[int, (0, (1 << 24) - 1, "0 (off) or a count")] = 0
+    top_p: Annotated[float, (5e-324, 1, "a number in (0, 1]")] = 1.0
+    min_p: Annotated[float, (0, 1, "a number in [0, 1]")] = 0.0
+    seed: Annotated[int, (0, _WORD * _WORD - 1, "an integer of 64 bits")] = 0
+    presence_penalty: Annotated[float, _PENALTY] = 0.0
+    frequency_penalty: Annotated[float, _PENALTY] = 0.0
+    repetition_penalty: Annotated[float, (1e-6, 1e6, "a number in [1e-6, 1e6]")] = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str | Sequence[int]] = ()
-    min_tokens: int = 0
+    min_tokens: Annotated[int, (0, float("inf"), "a count")] = 0
 
     @property
     def seed_words(self) -> tuple[int, int]:
@@ -88,11 +77,19 @@ class Params:
 
     def check(self) -> None:
         """Raise UserError for a parameter of a wrong type or outside its range."""
-        values = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]
-        values += [(f"logit_bias of {token}", bias, _BIAS_RANGE) for token, bias in self.logit_bias.items()]
-        for name, value, (types, lowest, highest, expected) in values:
-            if type(value) not in types or not lowest <= value <= highest:
+        values = [(name, getattr(self, name), *described) for name, described in _RANGES.items()]
+        values += [(f"logit_bias of {token}", bias, float, _BIAS) for token, bias in self.logit_bias.items()]
+        for name, value, kind, (lowest, highest, expected) in values:
+            if type(value) not in (int, kind) or not lowest <= value <= highest:
                 raise UserError(f"{name.replace('_', '-')} is {value!r}; it must be {expected}")
+
+
+# parameter -> its type and range
+_RANGES = {
+    name: (hint.__origin__, *hint.__metadata__)
+    for name, hint in get_type_hints(Params, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
 
 
 @dataclass(frozen=True)
