@@ -127,9 +127,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a bundle's manifest ({type(error).__name__}); build it again") from error
     if type(version) is not int or version != FORMAT_VERSION:
-        raise UserError(
-            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it again"
-        )
+        raise UserError(f"{file} has format {shown(version)}, this version reads {FORMAT_VERSION}; build it again")
     if canonical_hash(raw | {"format_version": version}) != digest:
         raise UserError(f"{file} was changed after it was written (its own digest differs); build or copy it again")
     try:

@@ -177,10 +177,8 @@ def _check_draft(spec: BundleSpec) -> None:
     target, draft = spec.target_config, spec.draft_config
     check_tp(draft, spec.tp, "draft")
     if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; a draft must "
-            "share the target's vocabulary"
-        )
+        sizes = f"{target.vocab_size} and {draft.vocab_size}"
+        raise UserError(f"target and draft have vocabularies of {sizes} tokens; a draft must share the target's")
     if clause := draft.incompatibility(target, spec.k) if hasattr(draft, "incompatibility") else "":
         raise UserError(f"the draft {clause}; give one that was trained for this target, or lower k")
 
