@@ -133,10 +133,9 @@ def _weights(part: Part, spec: BundleSpec) -> Tensors:
 
 
 def _caches(part: Part, spec: BundleSpec) -> Tensors:
-    shape, layers = cache_shape(part.config, spec.tp, spec.pool), range(part.config.num_hidden_layers)
-    return tuple(
-        TensorSpec(f"{part.prefix}.kv.{i}.{which}", shape, BY_FLAG[spec.dtype].name) for i in layers for which in "kv"
-    )
+    shape, dtype = cache_shape(part.config, spec.tp, spec.pool), BY_FLAG[spec.dtype].name
+    names = (f"{part.prefix}.kv.{i}.{which}" for i in range(part.config.num_hidden_layers) for which in "kv")
+    return tuple(TensorSpec(name, shape, dtype) for name in names)
 
 
 def _drafter_state(spec: BundleSpec) -> Tensors:

@@ -24,7 +24,6 @@ from trnspec.bundle.opening import Bundle
 from trnspec.runtime.ranks import Ranks
 from trnspec.runtime.runner import Runner
 
-_RANK_MODULE = "trnspec.runtime.nrt_rank"
 _CORES, _ROOT_ADDRESS, _LNC = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID", "NEURON_LOGICAL_NC_CONFIG"
 
 
@@ -58,8 +57,8 @@ class NrtRunner(Runner):
         # the last run, whose outputs are on the cores, and the read-only inputs that are there
         self._last: Future[Any] | None = None
         self._unchanged: dict[TensorSpec, np.ndarray] = {}
-        environments = _environments(self.tp, compiler.lnc)
-        self._ranks = Ranks(_RANK_MODULE, [str(bundle.path), bundle.manifest.digest], environments)
+        arguments, environments = [str(bundle.path), bundle.manifest.digest], _environments(self.tp, compiler.lnc)
+        self._ranks = Ranks("trnspec.runtime.nrt_rank", arguments, environments)
         try:
             self._ranks.broadcast("ready")
         except UserError:

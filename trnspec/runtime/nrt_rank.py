@@ -70,8 +70,6 @@ class RankWorker:
         stored = self._weights | self._state
         resident = {name: stored[t.name] for name, t in names.items() if t.name in stored}
         inputs = {name: t for name, t in names.items() if t.name not in stored}
-        for tensor in inputs.values():
-            self._inputs.setdefault(tensor, self._zeros(tensor))
         written = {t.name: self._state[t.name] for t in graph.state}
         two = [{t.name: self._zeros(t) for t in graph.outputs} for _ in range(2)]
         self._graphs[key] = _Loaded(model, resident, inputs, written, two)
@@ -81,9 +79,12 @@ class RankWorker:
         graph, loaded = self.bundle.plan.by_key[key], self._graphs[key]
         inputs = {}
         for tensor, value in zip(graph.inputs, values, strict=True):
-            inputs[tensor] = self._last[value] if isinstance(value, int) else self._inputs.get(tensor)
+            # also where this NEFF does not read it: another one may, and the value is not sent again
             if isinstance(value, np.ndarray) and tensor in self._inputs:
                 self._inputs[tensor].write_from_numpy(value)
+            elif isinstance(value, np.ndarray):
+                self._inputs[tensor] = self._put(value)
+            inputs[tensor] = self._last[value] if isinstance(value, int) else self._inputs[tensor]
         loaded.outputs.reverse()
         outputs = loaded.outputs[0]
         loaded.model(loaded.resident | {n: inputs[t] for n, t in loaded.inputs.items()}, outputs | loaded.state)

@@ -105,10 +105,8 @@ class Ranks:
             time.sleep(_FAILURE_GRACE_S)
             crashed = (r for r, process in enumerate(self.processes) if process.poll())
             rank, message = next(((r, "") for r in crashed), (rank, message))
-        reason = message or _exit_reason(self.processes[rank])
-        error = UserError(
-            f"rank {rank} of {len(self._pipes)} {reason}; read what it wrote before this, and start again"
-        )
+        why = message or _exit_reason(self.processes[rank])
+        error = UserError(f"rank {rank} of {len(self._pipes)} {why}; read what it wrote before this, and start again")
         # before anybody hears of it, who may end this process
         self._kill()
         with self._lock:
