@@ -77,7 +77,7 @@ class Params:
 
     def check(self) -> None:
         """Raise UserError for a parameter of a wrong type or outside its range."""
-        values = [(name, getattr(self, name), *described) for name, described in _RANGES.items()]
+        values: list[Any] = [(name, getattr(self, name), *described) for name, described in _RANGES.items()]
         values += [(f"logit_bias of {token}", bias, float, _BIAS) for token, bias in self.logit_bias.items()]
         for name, value, kind, (lowest, highest, expected) in values:
             if type(value) not in (int, kind) or not lowest <= value <= highest:
