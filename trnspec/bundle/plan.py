@@ -39,7 +39,6 @@ class BundlePlan:
 
     @functools.cached_property
     def by_key(self) -> dict[GraphKey, GraphSpec]:
-        """Every graph by its key."""
         return {graph.key: graph for graph in self.graphs}
 
     @property
@@ -52,14 +51,15 @@ class BundlePlan:
 
 
 def make_plan(spec: BundleSpec) -> BundlePlan:
-    """The plan of a checked spec."""
     target_weights, *_draft = (_weights(part, spec) for part in spec.parts)
     target_caches, *draft_caches = (_caches(part, spec) for part in spec.parts)
     draft_weights: Tensors = sum(_draft, ())
     both, state = draft_weights + target_weights, sum(draft_caches, ()) + _drafter_state(spec) + target_caches
     graphs = list[GraphSpec]()
     for rows, keys in spec.prompts:
-        prompt = prompt_graph(spec, rows, keys, both, state)
+        inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
+        key, outputs = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows), tensor_specs(OUTPUTS, B=1, N=spec.rows)
+        prompt = GraphSpec(key, both, inputs, state, outputs)
         graphs += [prompt, _asking(prompt, spec)]
     for bucket in spec.buckets:
         for k in reversed(spec.ks):
@@ -67,14 +67,6 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
         without_drafts = (both, state) if spec.drafter_type.runs_without_drafts else (target_weights, target_caches)
         graphs += _steps(GraphKey(Stage.STEP, 0, bucket), spec, *without_drafts)
     return BundlePlan(spec, tuple(graphs), target_weights, draft_weights, (*state, _counts(spec)))
-
-
-def prompt_graph(spec: BundleSpec, rows: int, keys: int, weights: Tensors, state: Tensors) -> GraphSpec:
-    """The graph of at most `rows` ids of a prompt, which attend `keys` positions."""
-    inputs = tensor_specs(INPUTS, B=1, T=rows, L=keys // KEY_TILE, F=1)
-    outputs = tensor_specs(OUTPUTS, B=1, N=spec.rows)
-    key = GraphKey(Stage.PREFILL, spec.k, keys, rows=rows)
-    return GraphSpec(key, weights, inputs, state, outputs)
 
 
 def _steps(key: GraphKey, spec: BundleSpec, weights: Tensors, state: Tensors) -> Iterator[GraphSpec]:
@@ -141,10 +133,9 @@ def _weights(part: Part, spec: BundleSpec) -> Tensors:
 
 
 def _caches(part: Part, spec: BundleSpec) -> Tensors:
-    shape, layers = cache_shape(part.config, spec.tp, spec.pool), range(part.config.num_hidden_layers)
-    return tuple(
-        TensorSpec(f"{part.prefix}.kv.{i}.{which}", shape, BY_FLAG[spec.dtype].name) for i in layers for which in "kv"
-    )
+    shape, dtype = cache_shape(part.config, spec.tp, spec.pool), BY_FLAG[spec.dtype].name
+    names = (f"{part.prefix}.kv.{i}.{which}" for i in range(part.config.num_hidden_layers) for which in "kv")
+    return tuple(TensorSpec(name, shape, dtype) for name in names)
 
 
 def _drafter_state(spec: BundleSpec) -> Tensors:

@@ -61,7 +61,6 @@ class BundleSpec:
 
     @property
     def k(self) -> int:
-        """The most drafts of a step."""
         return self.ks[-1] if self.ks else 0
 
     @property
@@ -71,12 +70,10 @@ class BundleSpec:
 
     @property
     def drafter_type(self) -> type[Drafter]:
-        """The class of its drafter."""
         return DRAFTERS[self.drafter]
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model."""
         return self.drafter_type.has_model
 
     @property
@@ -108,13 +105,9 @@ class BundleSpec:
         them one for each 4 times as many keys, up to half of max_len.
         """
         chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len)
-        return tuple((rows, keys) for rows in chunks for keys in self._keys_of(rows))
-
-    def _keys_of(self, rows: int) -> list[int]:
-        keys = [rows]
-        while keys[-1] * _KEYS_STEP * 2 <= self.max_len:
-            keys.append(keys[-1] * _KEYS_STEP)
-        return sorted({*keys, self.max_len})
+        steps = [_KEYS_STEP**n for n in range(self.max_len.bit_length())]
+        between = {rows: {rows * step for step in steps if 2 * rows * step <= self.max_len} for rows in chunks}
+        return tuple((rows, keys) for rows in chunks for keys in sorted({rows, self.max_len} | between[rows]))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -124,7 +117,6 @@ class BundleSpec:
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object of a manifest."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return values
 
@@ -132,7 +124,8 @@ class BundleSpec:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         _check_numbers(self)
         check_tp(self.target_config, self.tp, "target")
-        _check_drafter(self)
+        if self.has_draft:
+            _check_draft(self)
         _check_prompts(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
@@ -159,6 +152,7 @@ def _check_numbers(spec: BundleSpec) -> None:
     least = 1 + spec.max_len // KEY_TILE
     around = [tiles * KEY_TILE for tiles in (least - 1, least) if tiles > 0]
     fitting = all(c & (c - 1) == 0 and KEY_TILE <= c <= spec.max_len for c in spec.chunks)
+    max_k = spec.drafter_type.max_k or MAX_K
     for wrong, sentence in (
         (list(spec.ks) != sorted(set(spec.ks)), f"k is {ks}; a set of k is different numbers, the largest last"),
         (spec.layers > 1 and spec.kernels == "reference",
@@ -171,26 +165,20 @@ def _check_numbers(spec: BundleSpec) -> None:
          f"block 0 is empty, give at least {least}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
+        ((spec.k > 0) != (spec.drafter_type is not Drafter),
+         f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0"),
+        (spec.k > max_k, f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k"),
     ):  # fmt: skip
         if wrong:
             raise UserError(sentence)
 
 
-def _check_drafter(spec: BundleSpec) -> None:
-    max_k = spec.drafter_type.max_k
-    if (spec.k > 0) != (spec.drafter_type is not Drafter):
-        raise UserError(f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0")
-    if spec.k > (max_k or spec.k):
-        raise UserError(f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k")
-    if not spec.has_draft:
-        return
+def _check_draft(spec: BundleSpec) -> None:
     target, draft = spec.target_config, spec.draft_config
     check_tp(draft, spec.tp, "draft")
     if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; a draft must "
-            "share the target's vocabulary"
-        )
+        sizes = f"{target.vocab_size} and {draft.vocab_size}"
+        raise UserError(f"target and draft have vocabularies of {sizes} tokens; a draft must share the target's")
     if clause := draft.incompatibility(target, spec.k) if hasattr(draft, "incompatibility") else "":
         raise UserError(f"the draft {clause}; give one that was trained for this target, or lower k")
 

@@ -1,13 +1,10 @@
 """The facts of a bundle that the engine needs, and the chunks that a prompt runs in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from model.cache import KEY_TILE
-from model.graph_key import GraphKey
 from trnspec.bundle.opening import Bundle
 
 
@@ -46,7 +43,6 @@ class EngineConfig:
 
     @property
     def k(self) -> int:
-        """The most drafts of a step."""
         return max(self.ks, default=0)
 
     def graph_k(self, drafts: int, full_sampling: bool = False) -> int:
@@ -74,19 +70,13 @@ class EngineConfig:
         return Chunk(first, size, rows, min(keys for r, keys in self.prompts if r == rows and keys >= first + size))
 
     def chunks(self, length: int) -> Iterator[Chunk]:
-        """The chunks of a prompt of this length."""
         first = 0
         while first < length:
             yield (chunk := self.chunk(first, length))
             first = chunk.end
 
-    def has(self, key: GraphKey) -> bool:
-        """Whether a request may run this graph, by the keys that it attends."""
-        return (key.rows, key.bucket) in self.prompts if key.is_prefill else key.bucket in self.buckets
-
 
 def engine_config(bundle: Bundle) -> EngineConfig:
-    """The configuration of an engine for a bundle."""
     spec = bundle.spec
     limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
     last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
