@@ -15,7 +15,6 @@ from vllm.v1.outputs import DraftTokenIds, LogprobsLists, LogprobsTensors, Model
 from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.cache import KEY_TILE
-from model.progress import progress
 from serve.drain import ignore_ctrl_c_in_engine
 from serve.grammar import Grammar, Grammars
 from serve.metrics import Metrics
@@ -25,11 +24,12 @@ from serve.scheduler import StepOutput
 from serve.startup import report_to_parent
 from serve.vllm_patches import skip_accelerator_caches
 from trnspec.bundle.opening import open_bundle
-from trnspec.engine.adaptive_k import AdaptiveK, FixedK
+from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Event
 from trnspec.engine.request import Score
+from trnspec.engine.warmup import prepare_graphs
 from trnspec.runtime.runner import load_runner
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class BundleWorker(WorkerBase):
         self.config = engine_config(bundle)
         self.runner = load_runner(bundle, self.options.platform)
         self.metrics = Metrics(bundle.spec.drafter if speculative else "none")
-        step_k = AdaptiveK((0, *self.config.ks)) if self.options.k is None else FixedK(self.options.k)
+        step_k = AdaptiveK((0, *self.config.ks) if self.options.k is None else [self.options.k])
         self.engine = AsyncEngine(self.runner, self.config, speculative, step_k, owns_blocks=False)
         # vLLM's request id -> the engine's number, of the requests that are admitted
         self.numbers: dict[str, int] = {}
@@ -85,15 +85,8 @@ class BundleWorker(WorkerBase):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
         # the graphs that the engine may run
-        keys = [
-            key
-            for key in self.bundle.plan.by_key
-            if key.is_prefill or key.k in self.engine.ks(full_sampling=key.full_sampling)
-        ]
-        with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
-            for key in keys:
-                self.runner.prepare(key)
-                task.advance()
+        ks, keys = {full: self.engine.ks(full_sampling=full) for full in (False, True)}, self.bundle.plan.by_key
+        prepare_graphs(self.engine, [key for key in keys if key.is_prefill or key.k in ks[key.full_sampling]])
         seconds = time.perf_counter() - begin
         print(self._banner(seconds), file=sys.stderr, flush=True)
         return CompilationTimes(language_model=seconds, encoder=0.0)
@@ -187,11 +180,11 @@ class BundleWorker(WorkerBase):
 
     def _end(self) -> list[Event]:
         """Wait for the oldest launched work: a decode step or a prefill chunk."""
-        batch = self.engine.launched_batch
+        batch = self.engine.launched
         if batch is None:
             return []
         events = self.engine.step()
-        self.metrics.end(None if batch.chunk else batch.k, launched_ahead=self.engine.launched)
+        self.metrics.end(None if batch.chunk else batch.k, launched_ahead=self.engine.launched is not None)
         return events
 
     def _report_invalid_drafts(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
@@ -229,7 +222,7 @@ class BundleWorker(WorkerBase):
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         """Placeholders, as many as the launched step drafts: the fused graph drafts by itself."""
-        batch = self.engine.launched_batch
+        batch = self.engine.launched
         k = batch.k if batch and not batch.chunk else self.config.k
         if not (self.engine.speculative and k):
             return None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from model.context import Context
 from model.drafter import Drafter, DraftState
+from model.drafters.registry import drafter_of
 from model.dtypes import BY_NAME
 from model.graph_io import Outputs, StepInputs, StepOutputs
 from model.graph_key import GraphKey
@@ -83,7 +84,7 @@ def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = 
 
 def _loaded(part: Part, checkpoint: Checkpoint, ctx: Context) -> Any:
     """The model of a part on one rank."""
-    model: Any = ctx.fuse(part.drafter.model_type(part.config, ctx))
+    model: Any = ctx.fuse(drafter_of(part.config).model_type(part.config, ctx))
     weights = {w.name: next(checkpoint.shards(w, 1, torch.float32)) for w in part.weights}
     model.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
     return model.eval()

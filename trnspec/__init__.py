@@ -9,10 +9,9 @@
 user raises `UserError` with one sentence.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +48,17 @@ def shadowed() -> str:
                 "start from a different folder, or take the other one off PYTHONPATH"
             )
     return ""
+
+
+def platform() -> str | None:
+    """vLLM's entry point: the server's platform. A command that names no bundle is left as it is if one is shadowed."""
+    if not (sentence := shadowed()):
+        path: str | None = importlib.import_module("serve.plugin").platform()
+        return path
+    if any((Path(argument.partition("=")[2] or argument) / "manifest.json").is_file() for argument in sys.argv[1:]):
+        print(f"error: {sentence}", file=sys.stderr)
+        raise SystemExit(2)
+    return None
 
 
 def __getattr__(name: str) -> Any:

@@ -1,61 +1,31 @@
 """A bundle as an object that turns prompts into text."""
 
-from __future__ import annotations
-
 import operator
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from model.errors import UserError
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine, Event
-from trnspec.engine.request import MaskFn, Params, Request, Result, Score, check
+from trnspec.engine.request import Params, Request, Result, check
 from trnspec.engine.text import Detokenizer, encode, ids_of_words, load_tokenizer
-from trnspec.engine.warmup import prepare_graphs
+from trnspec.engine.warmup import graphs_of, prepare_graphs
 from trnspec.runtime.runner import load_runner
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # text, or token ids
 Prompt = str | Sequence[int]
 GREEDY = Params()
 
 
-@dataclass(frozen=True)
-class Output:
-    """The continuation of a prompt: its new `ids` and their `text`.
+@dataclass
+class Output(Result):
+    """The continuation of a prompt: a `Result` with the `text` of its ids."""
 
-    `finish_reason`: eos, stop (a stop string), length (max_new_tokens), context (the bundle's length), or error, with
-    a sentence in `error`. `steps`: target passes after the prefill. `seconds`: wall time from the prompt's admission to
-    the last token. `drafts_offered`, `drafts_kept`: drafts by their place in a step. `scores`, `prompt_scores`: the
-    log-probabilities of the ids, and of the prompt's ids but the first, before penalties, temperature and filters.
-    """
-
-    ids: tuple[int, ...]
-    text: str
-    finish_reason: str
-    steps: int
-    seconds: float
-    drafts_offered: tuple[int, ...] = ()
-    drafts_kept: tuple[int, ...] = ()
-    scores: tuple[Score, ...] = ()
-    prompt_scores: tuple[Score, ...] = ()
-    error: str = ""
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a step emitted on average; the first token is the prefill's."""
-        return (len(self.ids) - 1) / self.steps if self.steps else 0.0
-
-    @property
-    def acceptance(self) -> tuple[float, ...]:
-        """The share of drafts accepted at each place of a step."""
-        return tuple(k / o for k, o in zip(self.drafts_kept, self.drafts_offered, strict=True) if o)
+    text: str = ""
 
 
 class TextStream(Iterator[str]):
@@ -123,7 +93,8 @@ class LLM:
         A prompt is text or token ids; `params` are for all prompts or one for each; `options` are those of `request`.
         Raises UserError for what the bundle cannot serve, and if a single prompt ends with an error.
         """
-        single = _is_single(prompt)
+        # no prompts at all are an empty batch
+        single = isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))
         prompts: Sequence[Any] = [prompt] if single else prompt
         if single and not isinstance(params, Params):
             raise UserError(f"{len(params)} Params came for one prompt; give one")
@@ -147,34 +118,23 @@ class LLM:
         self,
         prompt: Prompt,
         params: Params = GREEDY,
-        *,
-        max_new_tokens: int = Request.max_new_tokens,
         stop: str | Sequence[str] = (),
-        k_limit: int | None = None,
         speculation: bool = True,
-        allowed: MaskFn | None = None,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
+        **options: Any,
     ) -> Request:
         """The engine's request for a prompt. Raises UserError if this bundle cannot serve it.
 
-        `stop`: strings before the first of which the text is cut. `k_limit`: the most drafts to accept in a step, none
-        without `speculation`; neither changes a token. `allowed`: a function of the new ids that returns the mask of
-        the next one, int32 words with a bit for each id, or None if the text ends with them; it is also called with
-        drafts after them. `logprobs`, `prompt_logprobs`: for scores of the new or the prompt's ids, each with so many
-        of the top ids, at most 20.
+        `stop`: strings before the first of which the text is cut. Without `speculation` no drafts are accepted, which
+        changes no token. `options` are `max_new_tokens`, `k_limit`, `allowed`, `logprobs` and `prompt_logprobs` of
+        `Request`.
         """
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         request = Request(
             encode(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(map(operator.index, prompt)),
             replace(params, bad_words=ids_of_words(self.tokenizer, params.bad_words)),
-            max_new_tokens,
-            self.bundle.spec.target_config.eos_token_ids,
-            k_limit,
-            Detokenizer(self.tokenizer, stops, params.min_tokens) if stops else None,
-            allowed,
-            logprobs,
-            prompt_logprobs,
+            stop_ids=self.bundle.spec.target_config.eos_token_ids,
+            cut=Detokenizer(self.tokenizer, stops, params.min_tokens) if stops else None,
+            **options,
         )
         check(self.config, request)
         return request if speculation else replace(request, k_limit=0)
@@ -192,18 +152,17 @@ class LLM:
         engine = self._engine
         if engine is None:
             raise UserError(f"{self.bundle.path} is not loaded; call load() or open it again")
-        prepare_graphs(engine, requests)
-        places = {engine.add(request): place for place, request in enumerate(requests)}
-        self._events |= {number: deque() for number in places}
+        prepare_graphs(engine, (key for request in requests for key in graphs_of(engine, request)))
+        places, events = {engine.add(request): place for place, request in enumerate(requests)}, deque[Event]()
+        self._events |= dict.fromkeys(places, events)
         try:
             while places:
-                for number in [n for n in places if self._events[n]]:
-                    event, place = self._events[number].popleft(), places[number]
-                    if event.result:
-                        del places[number], self._events[number]
-                    yield place, self._output(event.result) if event.result else None
-                if places and not any(self._events[n] for n in places):
+                while not events:
                     self._step(engine)
+                event = events.popleft()
+                yield places[event.number], self._output(event.result) if event.result else None
+                if event.result:
+                    del places[event.number], self._events[event.number]
         finally:
             for number in places:
                 engine.cancel(number)
@@ -217,18 +176,10 @@ class LLM:
             self._events[event.number].append(event)
 
     def _output(self, result: Result) -> Output:
-        return Output(
-            tuple(result.ids), self.tokenizer.decode(result.ids), result.reason, result.steps, result.seconds,
-            tuple(result.drafted), tuple(result.accepted), tuple(result.scores), result.prompt_scores, result.error,
-        )  # fmt: skip
+        return Output(**vars(result), text=self.tokenizer.decode(result.ids))
 
     @staticmethod
     def _checked(output: Output) -> Output:
         if output.error:
             raise UserError(output.error)
         return output
-
-
-def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    # no prompts at all are an empty batch
-    return isinstance(prompt, str) or (len(prompt) > 0 and not isinstance(prompt[0], str | Sequence))

@@ -36,7 +36,7 @@ def tables(llm: LLM, name: str, asked: Sequence[Prompt], tokens: int) -> Iterato
             seeded = [replace(params, seed=n) for n in range(len(texts))]
             outputs = llm.generate(texts, seeded, max_new_tokens=tokens)
             steps = sum(o.steps for o in outputs)
-            accepted = [sum(column) / steps for column in zip_longest(*(o.drafts_kept for o in outputs), fillvalue=0)]
+            accepted = [sum(column) / steps for column in zip_longest(*(o.accepted for o in outputs), fillvalue=0)]
             yield {
                 "draft": name, "name": f"{entropy}, T {temperature:g}", "entropy": entropy, "temperature": temperature,
                 "steps": steps, "unconditional": [round(share, 4) for share in accepted],

@@ -18,8 +18,7 @@ from compile.nxd.files import MODEL, check_model, model_files
 from compile.recipes import sources
 from compile.spec import Recipe
 from model.errors import UserError
-from trnspec.bundle.compiler_flags import flag_tag
-from trnspec.bundle.manifest import Compiler, File, canonical_hash
+from trnspec.bundle.manifest import Compiler, File, canonical_hash, flag_tag
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.spec import BundleSpec
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from model.errors import UserError
 from model.nki import launches
-from trnspec.bundle.compiler_flags import PLAIN, PREFILL, STEP, with_lnc
+from trnspec.bundle.manifest import PLAIN, PREFILL, STEP, with_lnc
 
 TARGET: Final = "trn2"
 # physical cores of a logical core

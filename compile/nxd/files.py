@@ -22,8 +22,7 @@ from compile.spec import Recipe
 from model.config import Qwen3Config
 from model.dtypes import BY_FLAG
 from model.errors import UserError
-from trnspec.bundle.compiler_flags import flag_tag
-from trnspec.bundle.manifest import Compiler, File, canonical_hash
+from trnspec.bundle.manifest import Compiler, File, canonical_hash, flag_tag
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.spec import BundleSpec
 

@@ -41,8 +41,8 @@ def test_a_bundle_passes_and_a_forged_id_is_found_and_weighed(
 
     def generate(prompts: list[list[int]], params: list[Params], **options: Any) -> list[Output]:
         assert all(0 < len(ids) <= 64 - 7 - 6 for ids in prompts)
-        ids = [(5, p.seed % 999, 7 + (options in forged and n == 0)) for n, p in enumerate(params)]
-        return [Output(found, "", "length", 1, 0.0) for found in ids]
+        ids = [[5, p.seed % 999, 7 + (options in forged and n == 0)] for n, p in enumerate(params)]
+        return [Output(found, steps=1) for found in ids]
 
     llm = mock.MagicMock()
     monkeypatch.setattr(gate, "LLM", llm)
@@ -56,7 +56,7 @@ def test_a_bundle_passes_and_a_forged_id_is_found_and_weighed(
     forged.append({"max_new_tokens": 6, "speculation": True})
     with pytest.raises(SystemExit, match="1"):
         gate.main(flags)
-    assert ": (7,), (8,), logits apart by" in capsys.readouterr().out
+    assert ": [7], [8], logits apart by" in capsys.readouterr().out
     opened.bundle.spec.k = 0
     with pytest.raises(UserError, match="give the bundle of a pair"):
         gate.main(flags)

@@ -22,7 +22,7 @@ ACCEPTED = {"x": ((2, 1), 2), "y": ((1,), 2), "z": ((0, 0), 3)}
 
 def _generate(texts: list[str], params: list[Any], max_new_tokens: int) -> list[Output]:
     assert [p.seed for p in params] == list(range(len(texts)))
-    return [Output((1,) * max_new_tokens, "", "length", ACCEPTED[t][1], 0.0, (), ACCEPTED[t][0]) for t in texts]
+    return [Output([1] * max_new_tokens, steps=ACCEPTED[t][1], accepted=[*ACCEPTED[t][0]]) for t in texts]
 
 
 def test_shares_are_of_all_steps_and_the_tuner_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

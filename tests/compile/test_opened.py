@@ -104,7 +104,7 @@ def test_the_manifest_that_is_signed_is_the_one_that_is_used(
 
 
 def test_what_was_opened_is_what_is_read_whatever_takes_its_name(built: Path, bundle: Path, tmp_path: Path) -> None:
-    opened, digest = open_bundle(bundle), read_bundle(bundle).manifest.digest
+    opened = open_bundle(bundle)
     shutil.copytree(bundle, tmp_path / "other")
     flip(tmp_path / "other" / SHARD)
     relist(tmp_path / "other", SHARD)
@@ -112,8 +112,6 @@ def test_what_was_opened_is_what_is_read_whatever_takes_its_name(built: Path, bu
     (tmp_path / "other").rename(bundle)
     assert shard_tensors(opened, 0).keys() == {t.name for t in opened.plan.target_weights}
     assert opened.read(SHARD) == (built / SHARD).read_bytes() != read_bundle(bundle).read(SHARD)
-    refused(lambda: open_bundle(bundle, digest), "was replaced by another bundle meanwhile")
-    assert open_bundle(built, digest).manifest.digest == digest
 
 
 @pytest.mark.parametrize("name", [SHARD, STEP])

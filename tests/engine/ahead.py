@@ -34,7 +34,7 @@ def ids_ahead(engine: AsyncEngine, requests: list[Request]) -> tuple[list[list[i
         engine.launch_next()
         for event in engine.step():
             ids[event.number] += event.ids
-        ahead += engine.launched
+        ahead += engine.launched is not None
         if not engine._waiting or engine.slots.full:
             engine.launch()
     return [ids[number] for number in numbers], ahead

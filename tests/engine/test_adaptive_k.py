@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trnspec.engine.adaptive_k import AdaptiveK, StepResult
+from trnspec.engine.adaptive_k import AdaptiveK
 
 KS = (0, 3, 7)
 # seconds of a step of k 0, 3, 7: a device, where a draft costs little, and a CPU
@@ -29,9 +29,9 @@ def run(
     rng, emitted, elapsed = random.Random(3), 0, 0.0
     for step in range(steps):
         k = chooser.choose()
-        results = [StepResult(k, tokens(k, chance(step), rng)) for _ in range(2)]
+        results = [(k, tokens(k, chance(step), rng)) for _ in range(2)]
         chooser.ended(k, time := seconds[k] * rng.uniform(0.97, 1.03), results)
-        emitted, elapsed = emitted + sum(1 + r.accepted for r in results), elapsed + time
+        emitted, elapsed = emitted + sum(1 + accepted for _, accepted in results), elapsed + time
     return emitted / elapsed
 
 
@@ -67,14 +67,14 @@ def test_probes_take_a_bounded_share_of_the_steps() -> None:
     for _ in range(4000):
         k = chooser.choose()
         probes += k != chooser.current
-        chooser.ended(k, DEVICE[k], [StepResult(k, min(k, 6))] * 2)
+        chooser.ended(k, DEVICE[k], [(k, min(k, 6))] * 2)
     assert 0 < probes <= 4000 / 31
 
 
 def test_a_step_without_a_time_of_its_own_teaches_acceptance_only() -> None:
     chooser = AdaptiveK(KS)
     for _ in range(60):
-        chooser.ended(7, None, [StepResult(7, 0)])
+        chooser.ended(7, None, [(7, 0)])
     assert chooser.tokens(7) < 2 < AdaptiveK(KS).tokens(7)
     assert chooser.choose() == 7
 

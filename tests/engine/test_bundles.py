@@ -91,12 +91,12 @@ def test_what_a_request_runs_is_prepared(family: Path, more: dict[str, Any]) -> 
     watched.bundle, prepared = runner.bundle, list[Any]()
     watched.loaded, watched.prepare = set[Any](), lambda key, warm: prepared.append((key, warm))
     engine, request = Engine(watched, engine_config(runner.bundle)), Request(tuple(range(40)), **more)
-    prepare_graphs(engine, [request, request])
+    prepare_graphs(engine, [*graphs_of(engine, request)] * 2)
     assert [key for key, _ in prepared] == list(graphs_of(engine, request))
     assert all(warm for _, warm in prepared)
     engine.run([request])
     assert {*watched.keys} <= {key for key, _ in prepared}
     assert Stage.PREFILL in {key.stage for key in watched.keys}
     engine.add(request)
-    prepare_graphs(engine, [request])
+    prepare_graphs(engine, graphs_of(engine, request))
     assert not prepared[-1][1], "a graph that runs on zeros would write to active slots"

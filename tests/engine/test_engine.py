@@ -21,9 +21,9 @@ from model.graph_key import Stage
 from tests.engine.ahead import ids_ahead
 from tests.engine.machine import BLOCK, CONFIG, LENGTH, K, Machine, V
 from tests.engine.outer import Outer
-from trnspec.engine import constrained, masks, slots
 from trnspec.engine import engine as engine_module
-from trnspec.engine.adaptive_k import FixedK, StepResult
+from trnspec.engine import masks, slots
+from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.config import Chunk, EngineConfig
 from trnspec.engine.engine import Engine, Event
@@ -175,7 +175,7 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     assert source.count(right) == 1
     scope = function.__globals__
     exec(source.replace(right, wrong), scope, made := dict[str, Any]())
-    for module in (home, engine_module, constrained, slots):
+    for module in (home, engine_module, slots):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, made[name])
     outer = _outer(config=dataclasses.replace(CONFIG, min_last_chunk=K))
@@ -309,9 +309,9 @@ def test_no_step_is_launched_ahead_where_a_result_may_change_it() -> None:
     joined = _running()
     joined.slots.allocate(9, _request(2)).position = 3
     assert not _follows(joined)
-    chosen = FixedK(1)
+    chosen = AdaptiveK([1])
     engine = _running(step_k=chosen)
-    chosen.ks = (K,)
+    chosen.current = K
     assert not _follows(engine)
 
 
@@ -325,7 +325,7 @@ def test_a_step_is_launched_if_all_its_rows_have_blocks(length: int, launched: b
     engine.prefill(engine.admit(_request(1, 40, length), blocks=(1,)), length)
     engine.step()
     engine.launch()
-    assert engine.launched == launched
+    assert (engine.launched is not None) == launched
     assert _follows(engine) == ahead
 
 
@@ -396,11 +396,11 @@ def test_limits_that_leave_no_token_end_their_request_only() -> None:
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:
     engine = _engine()
 
-    def stop(index: int, ids: list[int]) -> None:
+    def stop(ids: Sequence[int]) -> int | None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        engine.run([_request(seed) for seed in range(5)], stop)
+        engine.run([_request(seed, cut=stop) for seed in range(5)])
     assert not engine.busy
     engine.add(_request(1))
     with pytest.raises(UserError, match="serving requests already"):
@@ -416,7 +416,7 @@ class ByRequests:
     def choose(self) -> int:
         return self.ks[self.count % len(self.ks)]
 
-    def ended(self, k: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
+    def ended(self, k: int, seconds: float | None, requests: Sequence[tuple[int, int]]) -> None:
         self.count += 1
         self.timed.append(seconds is not None)
 

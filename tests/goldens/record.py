@@ -94,8 +94,8 @@ def outputs_of(bundle: Path, requests: Sequence[Case]) -> list[Any]:
 
 
 def drafts_of(output: Any) -> tuple[Sequence[int], Sequence[int]]:
-    """Drafts offered and accepted by position; the attribute has had another name."""
-    return output.drafts_offered, output.drafts_accepted if hasattr(output, "drafts_accepted") else output.drafts_kept
+    """Drafts offered and accepted by position."""
+    return output.drafted, output.accepted
 
 
 def arrays_of(outputs: Sequence[Any]) -> Arrays:

@@ -18,7 +18,7 @@ from tests.compile.run_requests import REQUESTS
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.runtime import pjrt
+from trnspec.runtime import xla
 from trnspec.runtime.xla import XlaRunner
 
 
@@ -50,13 +50,13 @@ def load(held: XlaRunner, file: Path) -> dict[str, Any]:
     loaded = held._devices[0].client.deserialize_executable(file.read_bytes(), listed, None)
     held._executables[_smallest(held)] = loaded
     held.loaded.add(_smallest(held))
-    compiled, real = [], pjrt.compile_hlo
+    compiled, real = [], xla.compile_hlo
 
     def compile_hlo(*arguments: Any) -> Any:
         compiled.append(arguments[2].file)
         return real(*arguments)
 
-    pjrt.compile_hlo = compile_hlo
+    xla.compile_hlo = compile_hlo
     return {"ids": [r.ids for r in Engine(held, engine_config(held.bundle)).run(REQUESTS)], "compiled": compiled}
 
 

@@ -27,8 +27,7 @@ from model.ops import ordered_sum
 from tests.compile.tiny import spec, write_model
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import is_cache
-from trnspec.runtime.pjrt import CPU_OPTIONS
-from trnspec.runtime.xla import XlaRunner
+from trnspec.runtime.xla import CPU_OPTIONS, XlaRunner
 
 FEW = (2, 3, 5, 8, 17, 128, 512)
 MOST = (*range(2, 50), 60, 61, 64, 66, 76, 96, 127, 128, 129, 140, 255, 256, 511, 512)

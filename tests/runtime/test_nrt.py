@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -85,17 +85,17 @@ def test_halves_of_a_step_and_scores_are_the_cpu_s(family: Path, tmp_path: Path)
 def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:
     held = NrtRunner(of_two_ranks)
     processes = held._ranks.processes
-    engine, steps = Engine(held, engine_config(of_two_ranks)), 0
+    engine, tokens = Engine(held, engine_config(of_two_ranks)), 0
 
-    def kill(index: int, ids: list[int]) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 4:
+    def kill(ids: Sequence[int]) -> None:
+        nonlocal tokens
+        tokens += 1
+        if tokens == 4:
             os.kill(processes[1].pid, signal.SIGKILL)
 
     with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; read what it wrote .*start again$"):
-        engine.run([replace(r, max_new_tokens=100) for r in REQUESTS], kill)
-    assert steps >= 4
+        engine.run([replace(r, max_new_tokens=100, cut=kill) for r in REQUESTS])
+    assert tokens >= 4
     with pytest.raises(UserError, match="rank 1 of 2"):
         held._ranks.broadcast("ready")
     assert all(process.poll() is not None for process in processes)
@@ -125,11 +125,11 @@ def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
 _FAILS = """
 import sys, time
 from multiprocessing.connection import Connection
-from trnspec.runtime.ranks import Failure
+from model.errors import UserError
 pipe = Connection(int(sys.argv[1]))
 number = pipe.recv()[0]
 if sys.argv[2] == "0":
-    pipe.send((number, Failure("failed")))
+    pipe.send((number, UserError("failed")))
     pipe.recv()
 time.sleep(0.2)
 sys.exit(3)

@@ -16,11 +16,10 @@ from tests.compile.run_requests import REQUESTS
 from tests.model.family import graphs
 from tests.runtime.neffs import ROOT, find_stand_ins
 from tests.stand_ins import PLUGIN
-from trnspec.bundle.compiler_flags import flag_tag
-from trnspec.bundle.manifest import Compiler
+from trnspec.bundle.manifest import Compiler, flag_tag
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.runtime import pjrt
+from trnspec.runtime import xla
 from trnspec.runtime.xla import XlaRunner
 
 
@@ -71,13 +70,13 @@ def test_flags_and_lnc_of_a_bundle_reach_the_plugin(family: Path, monkeypatch: p
     for name in ("NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    pjrt.set_lnc(compiler)
-    pjrt.set_flags(compiler, key)
+    xla.set_lnc(compiler)
+    xla.set_flags(compiler, key)
     assert (os.environ["NEURON_LOGICAL_NC_CONFIG"], os.environ["NEURON_CC_FLAGS"]) == ("1", "--lnc=1 -O1")
-    monkeypatch.setattr(pjrt, "_FLAGS_OF_USER", "-O3")
+    monkeypatch.setattr(xla, "_FLAGS_OF_USER", "-O3")
     monkeypatch.setenv("NEURON_CC_FLAGS", "-O3")
-    pjrt.set_flags(compiler, key)
+    xla.set_flags(compiler, key)
     assert os.environ["NEURON_CC_FLAGS"] == "-O3"
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     with pytest.raises(UserError, match="_NC_CONFIG is 2 and the bundle was compiled for 1; leave it out"):
-        pjrt.set_lnc(compiler)
+        xla.set_lnc(compiler)

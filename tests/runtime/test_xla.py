@@ -15,7 +15,7 @@ import pytest
 from model.errors import UserError
 from tests.model.family import graphs, some_graphs
 from trnspec.bundle.plan import is_cache
-from trnspec.runtime import jax_compat, pjrt
+from trnspec.runtime import jax_compat, xla
 from trnspec.runtime.xla import XlaRunner
 
 
@@ -31,11 +31,11 @@ def test_what_is_compiled_is_the_proto_of_the_manifest(family: Path, monkeypatch
 
     def compile_module(module: Any, devices: Any, options: Any) -> str:
         assert str(module) == str(jax_compat.ir.Module.parse(modules[-1]))
-        assert options == pjrt.CPU_OPTIONS
+        assert options == xla.CPU_OPTIONS
         return "executable"
 
     monkeypatch.setattr(jax_compat._xla.mlir, "hlo_to_stablehlo", convert)
-    monkeypatch.setattr(pjrt, "compile_module", compile_module)
+    monkeypatch.setattr(xla, "compile_module", compile_module)
     keys = list(runner.bundle.plan.by_key)
     for key in keys:
         runner.load(key)
@@ -50,14 +50,14 @@ def test_a_module_that_is_edited_is_seen() -> None:
     with jax_compat.make_ir_context(), jax_compat.ir.Location.unknown():
         module = jax_compat.ir.Module.parse(copy)
         before = str(module)
-        pjrt.without_copies(module)
+        xla.without_copies(module)
         assert "optimization_barrier" in str(module) != before
 
 
 def test_a_graph_that_the_compiler_refuses_is_a_sentence(family: Path) -> None:
     runner = some_graphs(family)
     with pytest.raises(UserError, match=r"\.hlo\.pb cannot be compiled \(FAILED_PRECONDITION: .*\); build the bundle"):
-        pjrt.compile_hlo(b"", runner._devices, runner.bundle.graphs[0])
+        xla.compile_hlo(b"", runner._devices, runner.bundle.graphs[0])
 
 
 def test_clear_zeroes_nan_of_a_slot_and_its_blocks(family: Path) -> None:
@@ -65,7 +65,7 @@ def test_clear_zeroes_nan_of_a_slot_and_its_blocks(family: Path) -> None:
     for tensor in runner.bundle.plan.state:
         array = np.array(runner._state[tensor.name])
         array[...] = np.nan if is_cache(tensor.name) else 7
-        runner._state[tensor.name] = runner._put([pjrt.unshared(array)])
+        runner._state[tensor.name] = runner._put([xla.unshared(array)])
     runner.clear(1, [2, 3])
     for tensor in runner.bundle.plan.state:
         array = np.asarray(runner._state[tensor.name])
@@ -78,7 +78,7 @@ def test_clear_zeroes_nan_of_a_slot_and_its_blocks(family: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "variable", "devices"), [(1, None, 1), (2, None, 2), (1, "2", 2)])
 def test_a_process_has_a_device_for_each_rank(ranks: int, variable: str | None, devices: int) -> None:
-    count = "import jax; from trnspec.runtime import pjrt; pjrt.devices_of('cpu', {}); print(len(jax.devices()))"
+    count = "import jax; from trnspec.runtime import xla; xla.devices_of('cpu', {}); print(len(jax.devices()))"
     environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
     environment |= {"JAX_NUM_CPU_DEVICES": variable} if variable else {}
     command = [sys.executable, "-c", count.format(ranks)]
@@ -88,6 +88,6 @@ def test_a_process_has_a_device_for_each_rank(ranks: int, variable: str | None, 
 
 def test_more_ranks_than_devices_is_a_sentence() -> None:
     with pytest.raises(UserError, match=r"has 2 cpu devices, the bundle needs 3; start a new process with JAX_NUM_CPU"):
-        pjrt.devices_of("cpu", 3)
+        xla.devices_of("cpu", 3)
     with pytest.raises(UserError, match="JAX has no platform 'neuron' on this machine"):
-        pjrt.devices_of("neuron", 1)
+        xla.devices_of("neuron", 1)

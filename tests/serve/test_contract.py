@@ -108,7 +108,7 @@ def test_the_scheduler_uses_the_fields_that_ours_sets() -> None:
 
 def test_the_entry_point_is_installed() -> None:
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
-    assert "serve.plugin:platform" in {point.value for point in points}
+    assert "trnspec:platform" in {point.value for point in points}
 
 
 @pytest.mark.parametrize("serves", [False, True])

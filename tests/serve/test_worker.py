@@ -23,7 +23,7 @@ def worker() -> Any:
     made = BundleWorker.__new__(BundleWorker)
     cancelled = list[int]()
     made.engine = SimpleNamespace(  # type: ignore[assignment]
-        cancel=cancelled.append, cancelled=cancelled, speculative=True, launched=True, launched_batch=None
+        cancel=cancelled.append, cancelled=cancelled, speculative=True, launched=None
     )
     made.config = SimpleNamespace(k=3)  # type: ignore[assignment]
     made.numbers, made.masked = {"a": 0, "b": 1, "c": 2}, {}
@@ -63,7 +63,7 @@ def test_a_mask_without_a_token_reaches_the_engine(worker: Any) -> None:
 def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts(worker: Any) -> None:
     placeholders = {}
     for k in (None, 0, 1, 3):
-        worker.engine.launched_batch = None if k is None else SimpleNamespace(k=k, chunk=None)
+        worker.engine.launched = None if k is None else SimpleNamespace(k=k, chunk=None)
         drafts = worker.take_draft_token_ids()
         placeholders[k] = drafts and list(map(len, drafts.draft_token_ids))
     # a step that is not launched may still get any k
@@ -116,7 +116,7 @@ def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> N
     """A new or resumed request is scheduled without the others, whose tokens would be lost."""
     launched, prefilling = list[bool](), {2}
     worker.engine = SimpleNamespace(
-        launched=False, launched_batch=None, prefilling=prefilling.__contains__,
+        launched=None, prefilling=prefilling.__contains__,
         launch=lambda masks=False: launched.append(masks), launch_next=lambda: None,
     )  # fmt: skip
     worker.metrics = SimpleNamespace(begin=lambda: None)

@@ -1,4 +1,4 @@
-"""The one promised name: what it exports, its commands, a foreign package in its way, the README's first lines."""
+"""The one promised name: what it exports, a foreign package in its way, the README's first lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import tomllib
 from setuptools import build_meta
 
 import trnspec
-from trnspec.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = {"model", "compile", "nki_kernels", "trnspec", "serve"}
@@ -54,39 +53,10 @@ def test_the_readme_s_first_lines_run(tiny: Path, tmp_path: Path) -> None:
     assert len(said) > 10
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_alone_it_lists_its_commands_and_each_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", sys.argv[:1])
-    page = _run(tmp_path, "-m", "trnspec")
-    assert page.returncode == 0
-    commands = re.findall(r"^  ([a-z-]+) ", page.stdout, re.M)
-    assert commands == ["build", "generate", "doctor", "store", "serve-command"]
-    for command in commands:
-        with pytest.raises(SystemExit, match="0"):
-            main([command, "--help"])
-        module = "model.generate" if command == "generate" else f"compile.{command.replace('-', '_')}"
-        assert capsys.readouterr().out.startswith(f"usage: python -m {module} ")
-
-
-def test_its_commands_are_the_commands(tiny: Path, tmp_path: Path) -> None:
-    """Also beside folders of our names that are no packages, which are in nobody's way."""
+def test_a_folder_of_our_name_that_is_no_package_is_in_nobody_s_way(tmp_path: Path) -> None:
     for decoy in DECOYS:
         (tmp_path / decoy).parent.mkdir(exist_ok=True)
-    behind, own = (_run(tmp_path, "-m", *name, str(tiny)) for name in (("trnspec", "doctor"), ("compile.doctor",)))
-    assert behind.stdout == own.stdout
-    assert "this bundle is whole and can generate here" in behind.stdout
-    refused = _run(tmp_path, "-m", "trnspec", "doctor", "nowhere")
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("error: nowhere is no folder that can be opened")
-
-
-def test_a_wrong_command_is_one_sentence(tmp_path: Path) -> None:
-    wrong = _run(tmp_path, "-m", "trnspec", "biuld")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.startswith("error: there is no command 'biuld'; the commands are build, generate")
-    assert len(wrong.stderr.splitlines()) == 1
+    assert _run(tmp_path, "-c", "from trnspec import Params").returncode == 0
 
 
 @pytest.mark.parametrize("decoy", DECOYS)
@@ -95,12 +65,14 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
     (tmp_path / decoy).write_text("raise SystemExit('imported')\n", encoding="utf-8")
     name = decoy.split("/", maxsplit=1)[0].removesuffix(".py")
     expected = f"Python finds the package '{name}' at {tmp_path / decoy}, and trnspec needs the one in {ROOT}; "
-    shadowed = _run(tmp_path, "-m", "trnspec", "doctor", "nowhere")
-    assert (shadowed.returncode, shadowed.stdout) == (2, "")
-    assert shadowed.stderr.startswith(f"error: {expected}")
-    assert len(shadowed.stderr.splitlines()) == 1
     imported = _run(tmp_path, "-c", "from trnspec import LLM")
     assert imported.stderr.splitlines()[-1].startswith(f"ImportError: {expected}")
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle/manifest.json").touch()
+    for argument, code, out, error in (("bundle", 2, "", f"error: {expected}"), ("gpt2", 0, "None\n", "")):
+        served = _run(tmp_path, "-c", "import trnspec; print(trnspec.platform())", "serve", argument)
+        assert (served.returncode, served.stdout) == (code, out)
+        assert served.stderr.startswith(error)
 
 
 def test_the_wheel_ships_exactly_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,14 +75,11 @@ class Checkpoint:
         tensor: Tensor = self._tensors[name][:].to(dtype)
         # either end is NaN if any number is
         if not all(map(torch.isfinite, torch.aminmax(tensor))):
-            raise UserError(
-                f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; fetch the checkpoint again"
-            )
+            raise UserError(f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; fetch it again")
         return tensor
 
 
 def has_weights(path: Path) -> bool:
-    """Whether a folder contains weights, or an index of them."""
     return any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", _INDEX))
 
 

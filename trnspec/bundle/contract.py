@@ -5,8 +5,7 @@ the wrong ranks. Source of the codes: compiler/error-codes of the SDK's document
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -55,7 +54,6 @@ def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> 
 
 
 def signature(module: Any) -> Signature:
-    """The I/O signature of a module."""
     entry, aliases = hlo.entry(module), module.input_output_alias.entries
     parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
     root = next(i for i in entry.instructions if i.id == entry.root_id)
@@ -125,21 +123,14 @@ def _call_faults(call: Any, operands: list[Any], tp: int) -> Iterator[str]:
 
 
 def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
-    parameters = (*graph.weights, *graph.inputs, *graph.state)
-    yield from _differences("parameter", found.parameters, parameters, hlo.parameter_names(graph))
-    yield from _differences("result", found.results, graph.outputs + graph.state, hlo.result_names(graph))
+    for what, tensors, planned in zip(("parameter", "result"), found[:2], hlo.io_specs(graph), strict=True):
+        if len(tensors) != len(planned):
+            yield f"it has {len(tensors)} {what}s, expected {len(planned)}"
+        for at, pair in enumerate(zip(tensors, planned, strict=False)):
+            if pair[0] != pair[1]:
+                one, other = (f"{t.name} {t.dtype} {t.shape}" for t in pair)
+                yield f"{what} {at} is {one}, expected {other}"
     first_state = len(graph.weights) + len(graph.inputs)
     aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
     if found.aliases != aliases:
         yield f"its aliases, result to parameter, are {found.aliases}, expected {aliases}"
-
-
-def _differences(
-    what: str, found: tuple[TensorSpec, ...], planned: Iterable[TensorSpec], names: list[str]
-) -> Iterator[str]:
-    if len(found) != len(names):
-        yield f"it has {len(found)} {what}s, expected {len(names)}"
-    for at, (tensor, spec, name) in enumerate(zip(found, planned, names, strict=False)):
-        if tensor != (expected := replace(spec, name=name)):
-            one, other = (f"{t.name} {t.dtype} {t.shape}" for t in (tensor, expected))
-            yield f"{what} {at} is {one}, expected {other}"

@@ -6,11 +6,12 @@ one group: they are written to the old field too. Only the fields that are read 
 preserves all others.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from model.graph_spec import GraphSpec
+from model.graph_spec import GraphSpec, TensorSpec
 
 # source: the field numbers of xla/service/hlo.proto (openxla/xla). `name number type`, `*` for a repeated field
 _MESSAGES = {
@@ -40,33 +41,31 @@ _INPUT, _OUTPUTS, STATE = "neff_input_names", "neff_output_names", ".must_alias_
 MUST_ALIAS = 2
 
 
-def _message_classes() -> dict[str, Any]:
+def _module_class() -> Any:
     field = descriptor_pb2.FieldDescriptorProto
     scalars = {"int64": field.TYPE_INT64, "string": field.TYPE_STRING, "bytes": field.TYPE_BYTES}
     file = descriptor_pb2.FileDescriptorProto(name="trnspec_hlo.proto", package="trnspec_hlo", syntax="proto3")
     for message, fields in _MESSAGES.items():
         described = file.message_type.add(name=message)
-        for name, number, kind in (text.split() for text in fields.split(", ") if text):
+        for name, number, kind in (text.split() for text in fields.split(", ")):
             base, label = kind.rstrip("*"), field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
             reference = {} if base in scalars else {"type_name": f".trnspec_hlo.{base}"}
             kind_number = scalars.get(base, field.TYPE_MESSAGE)
             described.field.add(name=name, number=int(number), label=label, type=kind_number, **reference)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    names = {name: pool.FindMessageTypeByName(f"trnspec_hlo.{name}") for name in _MESSAGES}
-    return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in names.items()}
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("trnspec_hlo.Module"))
 
 
-_CLASSES = _message_classes()
+_MODULE = _module_class()
 
 
 def parse(proto: bytes) -> Any:
     """The module of a serialized HloModuleProto, as far as its fields are described here."""
-    return _CLASSES["Module"].FromString(proto)
+    return _MODULE.FromString(proto)
 
 
 def entry(module: Any) -> Any:
-    """The entry computation of a module."""
     return next(c for c in module.computations if c.id == module.entry_computation_id)
 
 
@@ -105,14 +104,10 @@ def _numbered(named: Any) -> str:
     return f"{named.name.split('.')[0]}.{named.id}"
 
 
-def parameter_names(graph: GraphSpec) -> list[str]:
-    """The names of a graph's parameters, in its order."""
-    return [t.name for t in (*graph.weights, *graph.inputs)] + [t.name + STATE for t in graph.state]
-
-
-def result_names(graph: GraphSpec) -> list[str]:
-    """The names of a graph's results, in its order."""
-    return [t.name for t in (*graph.outputs, *graph.state)]
+def io_specs(graph: GraphSpec) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """A graph's parameters and its results in order, with their names in the proto."""
+    inputs = (replace(tensor, name=tensor.name + STATE) for tensor in graph.state)
+    return [*graph.weights, *graph.inputs, *inputs], [*graph.outputs, *graph.state]
 
 
 def annotated(module: Any, graph: GraphSpec) -> bytes:
@@ -120,13 +115,13 @@ def annotated(module: Any, graph: GraphSpec) -> bytes:
 
     The compiler separates inputs from outputs, so a result that is a parameter, or another result, is copied.
     """
-    body, names = entry(module), parameter_names(graph)
+    body, (names, results) = entry(module), ([tensor.name for tensor in side] for side in io_specs(graph))
     parameters = [i for i in body.instructions if i.opcode == "parameter"]
     root = next(i for i in body.instructions if i.id == body.root_id)
     for parameter in parameters:
         parameter.name = names[parameter.parameter_number]
         parameter.frontend_attributes.map.add(key=_INPUT, value=parameter.name)
-    root.frontend_attributes.map.add(key=_OUTPUTS, value=",".join(result_names(graph)))
+    root.frontend_attributes.map.add(key=_OUTPUTS, value=",".join(results))
     for shape in (module.host_program_shape, body.program_shape):
         shape.parameter_names[:] = names
     for alias in module.input_output_alias.entries:

@@ -9,10 +9,12 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from model.errors import UserError
+from model.graph_key import GraphKey
 from model.graph_spec import TensorSpec
+from model.nki.launches import LNC
 from model.strict import Length, Range, Text, Wrong, read, shown
 from model.weights import shard_file
 from trnspec.bundle.plan import BundlePlan, make_plan
@@ -24,6 +26,10 @@ MANIFEST, MANIFEST_BYTES = "manifest.json", 16 << 20
 # the folders and files of a bundle -> the largest size of a file there; a shard's size follows from the plan
 FOLDERS = {"hlo": 1 << 28, "neff": 1 << 34, "kernels": 1 << 28, "logs": 1 << 28, "weights": 0, "tokenizer": 1 << 27}
 FILES = {"neuron_config.json": 1 << 20, "model.pt": 1 << 38}
+# the kinds of graph that it lists flags for, and neuronx-cc's default ones.
+# Source: compiler/neuronx-cc/api-reference-guide of SDK 2.32, where -O2 is the default
+PREFILL, STEP = "prefill", "step"
+PLAIN: Final = "--model-type transformer --auto-cast none -O2"
 _Digest = Annotated[str, Text(r"[0-9a-f]{64}", "a sha256")]
 # no name leads out of the folder, or is that of a file under construction
 _PART = r"\w[\w.-]{0,120}(?<!\.tmp)"
@@ -89,10 +95,19 @@ class Manifest(_ManifestJson):
         )
 
 
+def flag_tag(key: GraphKey) -> str:
+    """The kind of graph, by which a manifest lists flags."""
+    return PREFILL if key.is_prefill else STEP
+
+
+def with_lnc(flags: str, lnc: int | str = LNC) -> str:
+    """The flags with the cores of a logical core, where they do not say it."""
+    return flags if "--lnc" in flags or "--logical-nc-config" in flags else f"{flags} --lnc {lnc}"
+
+
 def manifest_json(
     plan: BundlePlan, files: dict[str, File], compiler: Compiler, versions: dict[str, str], commit: str | None
 ) -> bytes:
-    """The bytes of a bundle's manifest."""
     made = _ManifestJson(graph_digests(plan), files, versions, commit, compiler)
     head = {"format": FORMAT, "format_version": FORMAT_VERSION, "spec": plan.spec.as_json()}
     value = head | dataclasses.asdict(made)
@@ -112,9 +127,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{file} is not a bundle's manifest ({type(error).__name__}); build it again") from error
     if type(version) is not int or version != FORMAT_VERSION:
-        raise UserError(
-            f"{file} is a manifest of format {shown(version)}, this version reads {FORMAT_VERSION}; build it again"
-        )
+        raise UserError(f"{file} has format {shown(version)}, this version reads {FORMAT_VERSION}; build it again")
     if canonical_hash(raw | {"format_version": version}) != digest:
         raise UserError(f"{file} was changed after it was written (its own digest differs); build or copy it again")
     try:
@@ -164,7 +177,6 @@ def _digest(tensors: tuple[TensorSpec, ...]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -123,14 +123,12 @@ def read_bundle(path: Path, key: str | None = None) -> Bundle:
     return bundle
 
 
-def open_bundle(path: Path, digest: str = "") -> Bundle:
+def open_bundle(path: Path) -> Bundle:
     """A folder's bundle, its files checked but those that whoever uses them checks: weights, graphs, NEFFs.
 
-    UserError names the first file that does not match the manifest, or a manifest whose digest is not `digest`.
+    UserError names the first file that does not match the manifest.
     """
     bundle = read_bundle(path)
-    if digest not in ("", bundle.manifest.digest):
-        raise UserError(f"{path} was replaced by another bundle meanwhile; start the command again")
     if found := damage(bundle, [name for name in bundle.files if not name.startswith(_READ_WHERE_USED)]):
         raise UserError(f"{path} is damaged: {found[0]}; build the bundle again or copy it again")
     return bundle

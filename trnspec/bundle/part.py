@@ -9,7 +9,6 @@ import torch
 
 from model.config import ModelConfig
 from model.context import ONE_RANK, Context
-from model.drafter import Drafter
 from model.drafters.registry import drafter_of
 from model.weights import Packing, Weight
 
@@ -26,25 +25,20 @@ class Part:
     ctx: Context
 
     @property
-    def drafter(self) -> type[Drafter]:
-        """The drafter with this kind of model; a target is what a chain drafts with."""
-        return drafter_of(self.config)
-
-    @property
     def prefix(self) -> str:
         """The prefix of its parameters, weights and caches: its name in a Pair."""
         return f"{self.role}_model"
 
     @property
     def packing(self) -> Packing:
-        """The halves of its layers whose weights are packed."""
+        """The halves of its layers whose weights are packed; a target is what a chain drafts with."""
         packing = self.ctx.packing(self.config)
-        return packing if self.drafter.packs_attention else packing._replace(attention={})
+        return packing if drafter_of(self.config).packs_attention else packing._replace(attention={})
 
     @property
     def weights(self) -> list[Weight]:
         """Every weight but the rank's number."""
-        return self.drafter.weights(self.config, self.packing)
+        return drafter_of(self.config).weights(self.config, self.packing)
 
     @property
     def shapes(self) -> Shapes:

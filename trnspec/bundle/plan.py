@@ -39,7 +39,6 @@ class BundlePlan:
 
     @functools.cached_property
     def by_key(self) -> dict[GraphKey, GraphSpec]:
-        """Every graph by its key."""
         return {graph.key: graph for graph in self.graphs}
 
     @property
@@ -52,7 +51,6 @@ class BundlePlan:
 
 
 def make_plan(spec: BundleSpec) -> BundlePlan:
-    """The plan of a checked spec."""
     target_weights, *_draft = (_weights(part, spec) for part in spec.parts)
     target_caches, *draft_caches = (_caches(part, spec) for part in spec.parts)
     draft_weights: Tensors = sum(_draft, ())
@@ -139,10 +137,9 @@ def _weights(part: Part, spec: BundleSpec) -> Tensors:
 
 
 def _caches(part: Part, spec: BundleSpec) -> Tensors:
-    shape, layers = cache_shape(part.config, spec.tp, spec.pool), range(part.config.num_hidden_layers)
-    return tuple(
-        TensorSpec(f"{part.prefix}.kv.{i}.{which}", shape, BY_FLAG[spec.dtype].name) for i in layers for which in "kv"
-    )
+    shape, dtype = cache_shape(part.config, spec.tp, spec.pool), BY_FLAG[spec.dtype].name
+    names = (f"{part.prefix}.kv.{i}.{which}" for i in range(part.config.num_hidden_layers) for which in "kv")
+    return tuple(TensorSpec(name, shape, dtype) for name in names)
 
 
 def _drafter_state(spec: BundleSpec) -> Tensors:

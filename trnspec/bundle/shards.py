@@ -43,7 +43,6 @@ def _tensors_json(specs: tuple[TensorSpec, ...]) -> str:
 
 
 def shard_bytes(plan: BundlePlan, rank: int) -> int:
-    """The size of a rank's file."""
     return len(shard_header(plan, rank)) + plan.weight_bytes
 
 
@@ -52,9 +51,7 @@ def shard_tensors(bundle: "Bundle", rank: int) -> dict[str, np.ndarray]:
     name, tensors = shard_file(rank), dict[str, np.ndarray]()
     content = bundle.read(name)
     if not content.startswith(header := shard_header(bundle.plan, rank)):
-        raise UserError(
-            f"{bundle.path} cannot run: {name} was cut for another model, rank or layout; build the bundle again"
-        )
+        raise UserError(f"{bundle.path} cannot run: {name} was cut for another model, rank or layout; build it again")
     at = len(header)
     for spec in shard_specs(bundle.plan):
         dtype = BY_NAME[spec.dtype].numpy

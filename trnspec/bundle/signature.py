@@ -64,6 +64,4 @@ def sign(content: bytes, name: str, key_file: Path) -> bytes:
         return bytes(key.sign(content, trusted_comment=f"bundle {name}")) + b"\n"
     except (ValueError, EOFError) as error:
         why = error or "no password"
-        raise UserError(
-            f"{key_file} cannot sign ({why}); give a secret key of minisign -G, and its password"
-        ) from error
+        raise UserError(f"{key_file} cannot sign ({why}); give a secret key of minisign, and its password") from error

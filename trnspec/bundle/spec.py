@@ -70,7 +70,6 @@ class BundleSpec:
 
     @property
     def k(self) -> int:
-        """The most drafts of a step."""
         return self.ks[-1] if self.ks else 0
 
     @property
@@ -80,12 +79,10 @@ class BundleSpec:
 
     @property
     def drafter_type(self) -> type[Drafter]:
-        """The class of its drafter."""
         return DRAFTERS[self.drafter]
 
     @property
     def has_draft(self) -> bool:
-        """Whether there is a draft model."""
         return self.drafter_type.has_model
 
     @property
@@ -136,7 +133,6 @@ class BundleSpec:
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON object of a manifest."""
         values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         return values
 
@@ -144,7 +140,8 @@ class BundleSpec:
         """Raise UserError with one sentence for the first thing that cannot be built."""
         _check_numbers(self)
         check_tp(self.target_config, self.tp, "target")
-        _check_drafter(self)
+        if self.has_draft:
+            _check_draft(self)
         _check_prompts(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
@@ -175,6 +172,7 @@ def _check_numbers(spec: BundleSpec) -> None:
     tile = CHUNK if spec.kernels == "nki" else KEY_TILE
     buckets = spec.context_buckets or (spec.max_len,)
     bucketed = list(buckets) == sorted({*buckets, spec.max_len}) and not any(b % tile for b in buckets[:-1])
+    max_k = spec.drafter_type.max_k or MAX_K
     for wrong, sentence in (
         (list(spec.ks) != sorted(set(spec.ks)), f"k is {ks}; a set of k is different numbers, the largest last"),
         (spec.layers > 1 and spec.kernels == "reference",
@@ -192,26 +190,20 @@ def _check_numbers(spec: BundleSpec) -> None:
         (not bucketed,
          f"context-buckets are {', '.join(map(str, buckets))}; give rising multiples of {tile} that end with max-len "
          f"{spec.max_len}"),
+        ((spec.k > 0) != (spec.drafter_type is not Drafter),
+         f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0"),
+        (spec.k > max_k, f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k"),
     ):  # fmt: skip
         if wrong:
             raise UserError(sentence)
 
 
-def _check_drafter(spec: BundleSpec) -> None:
-    max_k = spec.drafter_type.max_k
-    if (spec.k > 0) != (spec.drafter_type is not Drafter):
-        raise UserError(f"k is {spec.k} and the drafter {spec.drafter}; k 0 goes with none, and none with k 0")
-    if spec.k > (max_k or spec.k):
-        raise UserError(f"k is {spec.k}; the drafter {spec.drafter} drafts at most {max_k} in a step, lower k")
-    if not spec.has_draft:
-        return
+def _check_draft(spec: BundleSpec) -> None:
     target, draft = spec.target_config, spec.draft_config
     check_tp(draft, spec.tp, "draft")
     if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"target and draft have vocabularies of {target.vocab_size} and {draft.vocab_size} tokens; a draft must "
-            "share the target's vocabulary"
-        )
+        sizes = f"{target.vocab_size} and {draft.vocab_size}"
+        raise UserError(f"target and draft have vocabularies of {sizes} tokens; a draft must share the target's")
     if clause := draft.incompatibility(target, spec.k) if hasattr(draft, "incompatibility") else "":
         raise UserError(f"the draft {clause}; give one that was trained for this target, or lower k")
 

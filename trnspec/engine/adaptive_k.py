@@ -1,43 +1,16 @@
-"""The k of a decode step, fixed or chosen by measurement. It changes the time of a step, never a token."""
-
-from __future__ import annotations
+"""The k of a decode step, chosen by measurement. It changes the time of a step, never a token."""
 
 import itertools
 import operator
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
-
-
-class StepResult(NamedTuple):
-    """How many drafts of a request a step could accept, and how many it accepted."""
-
-    drafted: int
-    accepted: int
-
-
-class FixedK:
-    """The same k in every step.
-
-    `choose` does not change until a step has ended. `ended` reports the k of a step's graph, its seconds unless it ran
-    other graphs too, and its requests.
-    """
-
-    def __init__(self, k: int) -> None:
-        self.ks = (k,)
-
-    def choose(self) -> int:
-        return self.ks[0]
-
-    def ended(self, k: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
-        """Nothing to learn."""
 
 
 class AdaptiveK:
     """The k with the most expected tokens per second, from the time of steps and the acceptance at each draft position.
 
     Now and then a few steps probe another k: their time is compared with that of the steps just before, at the same
-    load. The acceptance of a position counts the drafts whose predecessor was accepted.
+    load. The acceptance of a position counts the drafts whose predecessor was accepted. A single k is never changed.
     """
 
     # steps of a probe; the first ones of each k are not measured, since a step may have been launched before them
@@ -67,7 +40,8 @@ class AdaptiveK:
         """The expected tokens of a step for a request."""
         return 1 + sum(itertools.accumulate(self._acceptance[:k], operator.mul))
 
-    def ended(self, k: int, seconds: float | None, requests: Sequence[StepResult]) -> None:
+    def ended(self, k: int, seconds: float | None, requests: Sequence[tuple[int, int]]) -> None:
+        """Learn from a step of k: its seconds, unless it ran other graphs too, and drafted and accepted of requests."""
         for drafted, accepted in requests:
             for place in range(min(drafted, accepted + 1)):
                 self._acceptance[place] += ((place < accepted) - self._acceptance[place]) * self.DRAFT_WEIGHT

@@ -1,7 +1,5 @@
 """An engine that launches ahead: the next batch is on the device before the host has read the current one."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -26,12 +24,7 @@ class AsyncEngine(Engine):
         self._launched: deque[tuple[Batch, StepOutputs]] = deque()
 
     @property
-    def launched(self) -> bool:
-        """Whether the batch that the next `step` reads is launched."""
-        return bool(self._launched)
-
-    @property
-    def launched_batch(self) -> Batch | None:
+    def launched(self) -> Batch | None:
         """The batch that the next `step` reads, if it is launched."""
         return self._launched[0][0] if self._launched else None
 

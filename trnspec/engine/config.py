@@ -1,7 +1,5 @@
 """The facts of a bundle that the engine needs, and the chunks that a prompt runs in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,7 +46,6 @@ class EngineConfig:
 
     @property
     def k(self) -> int:
-        """The most drafts of a step."""
         return max(self.ks, default=0)
 
     def graph_k(self, drafts: int, full_sampling: bool = False) -> int:
@@ -77,7 +74,6 @@ class EngineConfig:
         return Chunk(first, size, rows, min(keys for r, keys in prompts if r == rows and keys >= first + size))
 
     def chunks(self, length: int, logprobs: bool = False) -> Iterator[Chunk]:
-        """The chunks of a prompt of this length."""
         first = 0
         while first < length:
             yield (chunk := self.chunk(first, length, logprobs))
@@ -85,7 +81,6 @@ class EngineConfig:
 
 
 def engine_config(bundle: Bundle) -> EngineConfig:
-    """The configuration of an engine for a bundle."""
     spec = bundle.spec
     limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
     last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0

@@ -1,7 +1,5 @@
 """The host loop: schedule, run, postprocess. Requests get slots, each step runs one graph, and events come out."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import deque
@@ -16,10 +14,9 @@ from model.graph_key import Stage
 from model.logits_processors import FORBIDDEN
 from model.logprobs import TOP
 from trnspec.engine import ngram
-from trnspec.engine.adaptive_k import AdaptiveK, FixedK, StepResult
+from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.config import Chunk, EngineConfig
-from trnspec.engine.constrained import constrain, follow, run_split_step, step_masks
-from trnspec.engine.masks import mask_fn
+from trnspec.engine.masks import ConstrainedDraft, mask_fn
 from trnspec.engine.request import ERROR, Request, Result, Score
 from trnspec.engine.slots import Batch, BlockAllocator, Slot, SlotTable, prompt_inputs
 from trnspec.runtime.runner import Runner
@@ -48,7 +45,6 @@ Proposer = Callable[[Slot, int], list[int]]
 
 
 def ngram_propose(slot: Slot, limit: int) -> list[int]:
-    """Drafts from the slot's own tokens."""
     return ngram.propose(slot.ids, limit) if limit else []
 
 
@@ -65,12 +61,12 @@ class Engine:
         runner: Runner,
         config: EngineConfig,
         speculative: bool = True,
-        step_k: FixedK | AdaptiveK | None = None,
+        step_k: AdaptiveK | None = None,
         propose: Proposer = ngram_propose,
         owns_blocks: bool = True,
     ) -> None:
         self.runner, self.config, self.speculative = runner, config, speculative and config.k > 0
-        self.step_k = step_k if step_k and self.speculative else FixedK(config.k if self.speculative else 0)
+        self.step_k = step_k if step_k and self.speculative else AdaptiveK([config.k if self.speculative else 0])
         self.propose = propose if config.host_drafts and self.speculative else None
         self.slots, self.words = SlotTable(config.batch), mask_words(config.vocab_size)
         self.blocks = BlockAllocator(config.pool) if owns_blocks else None
@@ -91,7 +87,6 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is waiting or active."""
         return bool(self._waiting or self.slots.active)
 
     def add(self, request: Request) -> int:
@@ -107,34 +102,23 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run a chunk of the prompt of a request that has a slot, else a decode step of all the others."""
-        batch = self._schedule()
-        return self._postprocess(*self._run(batch)) if batch else []
-
-    def run(
-        self, requests: Iterable[Request], on_tokens: Callable[[int, list[int]], None] | None = None
-    ) -> list[Result]:
-        """Serve these requests and no others; `on_tokens(index of the request, new tokens)` is called after each
-        step."""
-        if self.busy:
-            raise UserError("this engine is serving requests already; step it until it is idle, or make a new one")
-        index = {self.add(request): i for i, request in enumerate(requests)}
-        results = [Result() for _ in index]
-        try:
-            while self.busy:
-                for event in self.step():
-                    if on_tokens:
-                        on_tokens(index[event.number], event.ids)
-                    if event.result:
-                        results[index[event.number]] = event.result
-        finally:
-            for number in index:
-                self.cancel(number)
-        return results
-
-    def _schedule(self) -> Batch | None:
         decode = self._schedule_step() if self._decode_next else None
         self._decode_next = False
-        return decode or self._schedule_prompt() or self._schedule_step()
+        batch = decode or self._schedule_prompt() or self._schedule_step()
+        return self._postprocess(*self._run(batch)) if batch else []
+
+    def run(self, requests: Iterable[Request]) -> list[Result]:
+        """Serve these requests and no others."""
+        if self.busy:
+            raise UserError("this engine is serving requests already; step it until it is idle, or make a new one")
+        numbers, results = [self.add(request) for request in requests], dict[int, Result]()
+        try:
+            while self.busy:
+                results |= {event.number: event.result for event in self.step() if event.result}
+        finally:
+            for number in numbers:
+                self.cancel(number)
+        return [results[number] for number in numbers]
 
     def _schedule_prompt(self) -> Batch | None:
         """A chunk of the prompt in prefill, or of the request that has waited longest, if it can be admitted."""
@@ -176,10 +160,15 @@ class Engine:
         if not slots:
             return None
         limits, drafts = self._limits(slots), tuple[list[int], ...]()
-        constrained = constrain(slots, limits, self.words)
+        constrained = {
+            slot.index: ConstrainedDraft(slot.allowed, slot.result.ids, limit, self.words)
+            for slot, limit in zip(slots, limits, strict=True)
+            if slot.allowed
+        }
         if self.propose:
             proposed = (self.propose(slot, limit) for slot, limit in zip(slots, limits, strict=True))
-            drafts = tuple(follow(d, constrained.get(s.index)) for s, d in zip(slots, proposed, strict=True))
+            masked = (constrained.get(slot.index) for slot in slots)
+            drafts = tuple(c.follow(d) if c else d for c, d in zip(masked, proposed, strict=True))
             limits = tuple(map(len, drafts))
         full_sampling = any(slot.request.full_sampling for slot in slots)
         return Batch(slots, None, self.config.graph_k(max(limits), full_sampling), limits, drafts, constrained)
@@ -199,18 +188,42 @@ class Engine:
             inputs = prompt_inputs(slot, chunk, self.config.vocab_size)
             return batch, self.runner.run(inputs.graph(stage, self.config.k, chunk.keys), inputs)
         k, bucket = batch.k, self.config.bucket(batch.end)
-        if batch.full_sampling and k and not self.config.host_drafts:
-            return run_split_step(self.runner, self.slots, batch, bucket, self.words)
-        rows = 1 + k if self.config.host_drafts else 1
-        masks = step_masks(batch, self.config.batch, self.words)
+        if batch.full_sampling and any(batch.limits) and not self.config.host_drafts:
+            return self._run_split(batch, bucket)
+        rows = 1 + k if self.config.host_drafts or batch.full_sampling else 1
+        masks = batch.masks(self.config.batch, self.words)
         inputs = self.slots.step_inputs(batch.limits, bucket, masks, batch.drafts, rows)
         stage = Stage.VERIFY if batch.full_sampling else Stage.STEP
         return batch, self.runner.run(inputs.graph(stage, k, bucket), inputs)
 
+    def _run_split(self, batch: Batch, bucket: int) -> tuple[Batch, StepOutputs]:
+        """A full-sampling step with a draft model: draft, follow the drafts as far as the masks allow, verify.
+
+        Returns the batch with the limits that are left. Without masks the host reads no draft.
+        """
+        k, masks = batch.k, batch.masks(self.config.batch, self.words)
+        inputs = self.slots.step_inputs(batch.limits, bucket, masks)
+        candidates = self.runner.draft(inputs.graph(Stage.DRAFT, k, bucket), inputs)
+        if batch.constrained:
+            # an id below 0 is no draft and never accepted
+            candidates_BN = np.maximum(candidates, 0)
+            for index, constrained in batch.constrained.items():
+                # forced ids may be outside of the draft's vocabulary
+                candidates_BN[index, 1 : 1 + len(constrained.drafts)] = constrained.drafts
+                constrained.propose(candidates_BN[index, 1:].tolist())
+            lengths = {index: len(constrained.drafts) for index, constrained in batch.constrained.items()}
+            limits = (min(n, lengths.get(s.index, k)) for s, n in zip(batch.slots, batch.limits, strict=True))
+            batch, candidates = replace(batch, limits=tuple(limits)), candidates_BN
+            masks = batch.masks(self.config.batch, self.words)
+        inputs = self.slots.step_inputs(batch.limits, bucket, masks, rows=k + 1)._replace(input_ids=candidates)
+        return batch, self.runner.run(inputs.graph(Stage.VERIFY, k, bucket), inputs)
+
     def _postprocess(self, batch: Batch, outputs: StepOutputs) -> list[Event]:
         """Read a batch's outputs; requests that have left meanwhile have no events."""
         accepted_BN = np.asarray(outputs.accepted_tokens)
-        seconds = self._elapsed()
+        # the seconds of the batch, with the host's part since the one before
+        now = time.perf_counter()
+        seconds, self._last_read = now - (self._last_read or now), now
         if batch.chunk:
             slot = batch.slots[0]
             return self._prefilled(slot, batch.chunk, outputs) if self.slots.is_current(slot) else []
@@ -222,8 +235,8 @@ class Engine:
                 slot.position += len(ids)
                 scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
                 events.append(self._emit(slot, Event(slot.number, ids, None, batch.k, limit, len(ids) - 1, scores)))
-        results = [StepResult(event.drafted, event.accepted) for event in events]
-        self.step_k.ended(batch.k, None if batch.full_sampling else seconds, results)
+        counts = [(event.drafted, event.accepted) for event in events]
+        self.step_k.ended(batch.k, None if batch.full_sampling else seconds, counts)
         return events
 
     def _prefilled(self, slot: Slot, chunk: Chunk, outputs: StepOutputs) -> list[Event]:
@@ -242,12 +255,6 @@ class Engine:
         scores = _scores(request.logprobs, outputs, 0, slice(row, row + 1))
         token = int(np.asarray(outputs.accepted_tokens)[0, 0])
         return [self._emit(slot, Event(slot.number, [token], None, 0, 0, 0, scores, result.prompt_scores))]
-
-    def _elapsed(self) -> float:
-        """Wall seconds of the batch that has just been read, with the host's part since the one before."""
-        now = time.perf_counter()
-        seconds, self._last_read = now - (self._last_read or now), now
-        return seconds
 
     def _emit(self, slot: Slot, new: Event) -> Event:
         """The event with the new tokens that the request keeps; its slot is free again if it has ended."""

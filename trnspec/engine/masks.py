@@ -4,8 +4,6 @@ A mask is int32 words with a bit for each id (`model/graph_io.py`). Row n of a s
 first n drafts, so that a step emits the tokens that steps of one token would emit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +30,12 @@ class ConstrainedDraft:
         for draft in drafts[same : self._limit]:
             if not (allows(self.masks[-1], draft) and self._append(draft)):
                 break
+
+    def follow(self, drafts: list[int]) -> list[int]:
+        """Host-side drafts as far as the masks allow them, and the ids that are forced after them."""
+        self.propose(drafts)
+        self.force()
+        return self.drafts
 
     def force(self) -> None:
         """Append drafts while a mask allows a single id."""

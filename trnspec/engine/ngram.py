@@ -4,8 +4,6 @@ Prompt lookup as in vLLM (vllm/v1/spec_decode/ngram_proposer.py) and transformer
 the longest ending of the text that occurs earlier in it, the first of several as long, and the ids after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,10 +1,9 @@
 """A request and its result: sampling parameters, prompt, limits; which requests a bundle can serve."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -22,46 +21,34 @@ _MAX_TEMPERATURE = 1e30
 ERROR = "error"
 CANNOT_SAMPLE = "the logits hold NaN or infinity, or the request's limits exclude every token,"
 # (W,) int32 mask of the token after these new ones; None if the text ends with them
-MaskFn = Callable[[Sequence[int]], "np.ndarray | None"]
-_REAL, _INTEGER = (int, float), (int,)
-# parameter -> its types, its lowest and highest value, and the range as text
-_RANGES: dict[str, tuple[tuple[type, ...], float, float, str]] = {
-    "temperature": (_REAL, 0, _MAX_TEMPERATURE, "a number from 0 to 1e30"),
-    "top_k": (_INTEGER, 0, (1 << 24) - 1, "0 (off) or a count"),
-    "top_p": (_REAL, 5e-324, 1, "a number in (0, 1]"),
-    "min_p": (_REAL, 0, 1, "a number in [0, 1]"),
-    "seed": (_INTEGER, 0, _WORD * _WORD - 1, "an integer of 64 bits"),
-    "presence_penalty": (_REAL, -2, 2, "a number in [-2, 2]"),
-    "frequency_penalty": (_REAL, -2, 2, "a number in [-2, 2]"),
-    "repetition_penalty": (_REAL, 1e-6, 1e6, "a number in [1e-6, 1e6]"),
-    "min_tokens": (_INTEGER, 0, float("inf"), "a count"),
-}
-_BIAS_RANGE = (_REAL, -100, 100, "a number in [-100, 100]")
+MaskFn = Callable[[Sequence[int]], np.ndarray | None]
+_PENALTY = (-2, 2, "a number in [-2, 2]")
+_BIAS = (-100, 100, "a number in [-100, 100]")
 
 
 @dataclass(frozen=True)
 class Params:
     """Sampling parameters of one request; the defaults are greedy decoding without filters.
 
-    From the penalties on they mean what they mean in vLLM. `bad_words` are text (for `LLM`) or token ids.
+    From the penalties on they mean what they mean in vLLM. `bad_words` are text (for `LLM`) or token ids. The ranges
+    are the lowest and the highest value, and both as text.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    temperature: Annotated[float, (0, _MAX_TEMPERATURE, "a number from 0 to 1e30")] = 0.0
+    top_k: Annotated[int, (0, (1 << 24) - 1, "0 (off) or a count")] = 0
+    top_p: Annotated[float, (5e-324, 1, "a number in (0, 1]")] = 1.0
+    min_p: Annotated[float, (0, 1, "a number in [0, 1]")] = 0.0
+    seed: Annotated[int, (0, _WORD * _WORD - 1, "an integer of 64 bits")] = 0
+    presence_penalty: Annotated[float, _PENALTY] = 0.0
+    frequency_penalty: Annotated[float, _PENALTY] = 0.0
+    repetition_penalty: Annotated[float, (1e-6, 1e6, "a number in [1e-6, 1e6]")] = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     allowed_token_ids: Sequence[int] = ()
     bad_words: Sequence[str | Sequence[int]] = ()
-    min_tokens: int = 0
+    min_tokens: Annotated[int, (0, float("inf"), "a count")] = 0
 
     @property
     def seed_words(self) -> tuple[int, int]:
-        """The low and the high word of the seed."""
         return self.seed % _WORD, self.seed // _WORD
 
     @property
@@ -76,7 +63,6 @@ class Params:
 
     @property
     def penalties(self) -> tuple[float, float, float]:
-        """The presence, frequency and repetition penalty."""
         return self.presence_penalty, self.frequency_penalty, self.repetition_penalty
 
     @property
@@ -91,11 +77,19 @@ class Params:
 
     def check(self) -> None:
         """Raise UserError for a parameter of a wrong type or outside its range."""
-        values = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]
-        values += [(f"logit_bias of {token}", bias, _BIAS_RANGE) for token, bias in self.logit_bias.items()]
-        for name, value, (types, lowest, highest, expected) in values:
-            if type(value) not in types or not lowest <= value <= highest:
+        values: list[Any] = [(name, getattr(self, name), *described) for name, described in _RANGES.items()]
+        values += [(f"logit_bias of {token}", bias, float, _BIAS) for token, bias in self.logit_bias.items()]
+        for name, value, kind, (lowest, highest, expected) in values:
+            if type(value) not in (int, kind) or not lowest <= value <= highest:
                 raise UserError(f"{name.replace('_', '-')} is {value!r}; it must be {expected}")
+
+
+# parameter -> its type and range
+_RANGES = {
+    name: (hint.__origin__, *hint.__metadata__)
+    for name, hint in get_type_hints(Params, include_extras=True).items()
+    if hasattr(hint, "__metadata__")
+}
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,6 @@ class Request:
 
     @property
     def full_sampling(self) -> bool:
-        """Whether it needs full-sampling graphs."""
         logprobs = self.logprobs is not None or self.prompt_logprobs is not None
         return self.allowed is not None or logprobs or self.params.full_sampling
 
@@ -130,18 +123,22 @@ def check(config: EngineConfig, request: Request) -> None:
     """Raise UserError for a request that the bundle cannot serve. Entry points call it once, before any compute."""
     params, limit = request.params, request.k_limit
     params.check()
-    if not request.ids:
-        raise UserError("the prompt is empty; give at least one token")
-    if config.greedy and (params.filters or request.full_sampling):
-        raise UserError(
-            "this bundle has greedy graphs: no top-k, top-p, min-p, penalties, masks or log-probabilities; leave them "
-            "out, or build it with all graphs"
-        )
+    for wrong, sentence in (
+        (not request.ids, "the prompt is empty; give at least one token"),
+        (config.greedy and (params.filters or request.full_sampling),
+         "this bundle has greedy graphs: no top-k, top-p, min-p, penalties, masks or log-probabilities; leave them out, "
+         "or build it with all graphs"),
+    ):  # fmt: skip
+        if wrong:
+            raise UserError(sentence)
     words = [tuple(word) for word in params.bad_words]
-    _check_ids(config, "the prompt", request.ids)
-    _check_ids(config, "logit-bias", params.logit_bias)
-    _check_ids(config, "allowed-token-ids", params.allowed_token_ids)
-    _check_ids(config, "bad-words", [token for word in words for token in word])
+    every: dict[str, Iterable[Any]] = {
+        "the prompt": request.ids, "logit-bias": params.logit_bias, "allowed-token-ids": params.allowed_token_ids,
+        "bad-words": itertools.chain(*words),
+    }  # fmt: skip
+    for name, token in ((name, token) for name, ids in every.items() for token in ids):
+        if type(token) is not int or not 0 <= token < config.vocab_size:
+            raise UserError(f"{name} holds the id {token!r}; this bundle's ids are 0 to {config.vocab_size - 1}")
     if len(request.ids) >= config.max_len:
         raise UserError(
             f"the prompt has {len(request.ids)} tokens, the largest bucket is {config.max_len} and "
@@ -165,12 +162,6 @@ def check(config: EngineConfig, request: Request) -> None:
         raise UserError("bad-words excludes every id of allowed-token-ids; leave one of them out")
 
 
-def _check_ids(config: EngineConfig, name: str, ids: Any) -> None:
-    for token in ids:
-        if type(token) is not int or not 0 <= token < config.vocab_size:
-            raise UserError(f"{name} holds the id {token!r}; this bundle's ids are 0 to {config.vocab_size - 1}")
-
-
 class Score(NamedTuple):
     """A token's log-probability, its rank from 1 on, and the top tokens with their log-probabilities."""
 
@@ -183,8 +174,11 @@ class Score(NamedTuple):
 class Result:
     """New tokens of a request, why it ended, and counts of its steps and drafts.
 
-    `reason`: eos, stop, length, context, or error, with a sentence in `error`. `steps_of_k`: steps by the k of their
-    graph. `drafted`, `accepted`: drafts by their place in a step. `seconds`: wall time since the request's admission.
+    `reason`: eos, stop (a stop string), length (max_new_tokens), context (the bundle's length), or error, with a
+    sentence in `error`. `steps`: target passes after the prefill; `steps_of_k`: by the k of their graph. `drafted`,
+    `accepted`: drafts by their place in a step. `scores`, `prompt_scores`: the log-probabilities of the ids, and of the
+    prompt's ids but the first, before penalties, temperature and filters. `seconds`: wall time from the request's
+    admission to the last token.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -211,3 +205,8 @@ class Result:
     def tokens_per_step(self) -> float:
         """Tokens that a target step emitted on average; the first token is the prefill's."""
         return (len(self.ids) - 1) / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """The share of drafts accepted at each place of a step."""
+        return tuple(a / d for a, d in zip(self.accepted, self.drafted, strict=True) if d)

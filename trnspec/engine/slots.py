@@ -1,10 +1,8 @@
 """Slots: which request has which slot and which KV blocks, what runs, and the inputs of a step over all slots."""
 
-from __future__ import annotations
-
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +91,11 @@ class Batch:
 
     @property
     def full_sampling(self) -> bool:
-        """Whether it needs full-sampling graphs."""
         return any(slot.request.full_sampling for slot in self.slots)
+
+    def masks(self, slots: int, words: int) -> np.ndarray | None:
+        """(B, N, W) the masks of a step's rows; None if no request needs full sampling."""
+        return masks_of_rows(self.constrained, slots, 1 + self.k, words) if self.full_sampling else None
 
     @property
     def end(self) -> int:
@@ -115,7 +116,6 @@ class BlockAllocator:
         return [self._free.pop() for _ in range(count)]
 
     def free(self, blocks: list[int]) -> None:
-        """Free a sequence's blocks."""
         self._free += blocks[::-1]
 
 
@@ -143,7 +143,6 @@ class SlotTable:
         return [slot for slot in self._slots.values() if slot.position]
 
     def get(self, number: int) -> Slot | None:
-        """The slot of a request, if it has one."""
         return self._slots.get(number)
 
     def is_current(self, slot: Slot) -> bool:
@@ -178,13 +177,13 @@ class SlotTable:
             ids_BT[slot.index, 0], positions_B[slot.index] = slot.token, slot.position
         for slot, ids in zip(self.decoding, drafts, strict=bool(drafts)):
             ids_BT[slot.index, 1 : 1 + len(ids)] = ids
-        inputs = {"input_ids": ids_BT, "positions": positions_B, "allowed": allowed}
-        return StepInputs(**self._other_inputs(limits, bucket) | inputs)
+        inputs = self._other_inputs(limits, bucket)
+        return StepInputs(input_ids=ids_BT, positions=positions_B, allowed=allowed, **inputs)
 
     def inputs_after(self, outputs: StepOutputs, limits: tuple[int, ...], bucket: int) -> StepInputs:
         """The inputs of a step after one of the same requests and bucket: its outputs, which the host has not read."""
-        inputs = {"input_ids": outputs.next_ids, "positions": outputs.next_positions}
-        return StepInputs(**self._other_inputs(limits, bucket) | inputs)
+        inputs = self._other_inputs(limits, bucket)
+        return StepInputs(input_ids=outputs.next_ids, positions=outputs.next_positions, **inputs)
 
     def _other_inputs(self, limits: tuple[int, ...], bucket: int) -> dict[str, np.ndarray]:
         """Limits, sampling parameters and block table, the latter the same arrays as before while nothing changes."""
@@ -192,7 +191,8 @@ class SlotTable:
         limits_B[[slot.index for slot in self.decoding]] = limits
         numbers = tuple((slot.index, slot.number) for slot in self.active)
         blocks = tuple((slot.index, slot.blocks) for slot in self.decoding)
-        inputs = self._fixed("sampling", numbers, lambda: _sampling_inputs(self.active, self.batch))
+        requests = {slot.index: slot.request for slot in self.active}
+        inputs = self._fixed("sampling", numbers, lambda: _sampling_inputs(requests, self.batch))
         inputs |= self._fixed(f"table {bucket}", blocks, lambda: {"block_table": self._table(bucket)})
         return inputs | {"k_limits": limits_B}
 
@@ -207,77 +207,65 @@ class SlotTable:
     def _table(self, bucket: int) -> np.ndarray:
         table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
         for slot in self.decoding:
-            table_BL[slot.index] = _table_row(slot, table_BL.shape[1])
+            _set_blocks(table_BL[slot.index], slot)
         return table_BL
 
 
 def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
-    """The inputs of a chunk of a slot's prompt."""
-    ids, blocks, last = slot.ids, chunk.keys // KEY_TILE, chunk.end == slot.known
-    inputs = zero_inputs(B=1, T=chunk.rows, L=blocks, F=1)
+    ids, request, last = slot.ids, slot.request, chunk.end == slot.known
+    inputs = zero_inputs(B=1, T=chunk.rows, L=chunk.keys // KEY_TILE, F=1)
     inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.end]
     inputs.positions[0], inputs.num_tokens[0], inputs.slots[0] = chunk.first, chunk.size, slot.index
-    inputs.block_table[0] = _table_row(slot, blocks)
+    _set_blocks(inputs.block_table[0], slot)
     inputs.next_prompt_id[0] = -1 if last else ids[chunk.end]
-    _set_sampling(inputs, 0, slot.request)
-    if not slot.request.full_sampling:
+    inputs = inputs._replace(**_sampling_inputs({0: request}, 1))
+    if not request.full_sampling:
         return inputs._replace(**_neutral_inputs(vocab_size))
     words = mask_words(vocab_size)
     # the token after a chunk that is not the last one is dropped
     masked = {0: ConstrainedDraft(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
     counts_V = np.bincount(slot.result.ids, minlength=vocab_size).astype(np.int32)
-    counts_V[list(slot.request.ids)] += PROMPT_FLAG
-    return inputs._replace(
-        allowed=masks_of_rows(masked, 1, 1, words),
-        prompt_token_counts=counts_V[None],
-        **_full_sampling_inputs([slot.request]),
-    )
+    counts_V[list(request.ids)] += PROMPT_FLAG
+    return inputs._replace(allowed=masks_of_rows(masked, 1, 1, words), prompt_token_counts=counts_V[None])
 
 
 @functools.cache
 def _neutral_inputs(vocab_size: int) -> dict[str, np.ndarray]:
     """The inputs of logits processors that change no logit; a runner keeps them on its devices."""
-    masks = np.full((1, 1, mask_words(vocab_size)), -1, np.int32)
-    inputs = {"allowed": masks, "prompt_token_counts": np.zeros((1, vocab_size), np.int32)}
-    inputs |= _full_sampling_inputs([None])
+    inputs = {
+        "allowed": np.full((1, 1, mask_words(vocab_size)), -1, np.int32),
+        "prompt_token_counts": np.zeros((1, vocab_size), np.int32), **_processor_inputs([Params()], [False]),
+    }  # fmt: skip
     for array in inputs.values():
         array.flags.writeable = False
     return inputs
 
 
-def _table_row(slot: Slot, count: int) -> tuple[int, ...]:
-    """The first blocks of a slot, padded with the null block."""
-    return (slot.blocks + (0,) * count)[:count]
+def _set_blocks(row_L: np.ndarray, slot: Slot) -> None:
+    """The blocks of a slot in its row of a block table; the null block stays after them."""
+    blocks = slot.blocks[: len(row_L)]
+    row_L[: len(blocks)] = blocks
 
 
-def _sampling_inputs(active: list[Slot], batch: int) -> dict[str, np.ndarray]:
-    """The sampling parameters of all rows; unused rows are neutral."""
-    inputs = zero_inputs(B=batch, D=batch, T=1, L=0)
-    # a top-p of 1 filters nothing
-    inputs.sampling_params[:, 1] = 1
-    for slot in active:
-        _set_sampling(inputs, slot.index, slot.request)
-    arrays = {name: array for name, array in inputs._asdict().items() if array is not None}
-    if any(slot.request.full_sampling for slot in active):
-        requests = {slot.index: slot.request for slot in active}
-        arrays |= _full_sampling_inputs([requests.get(index) for index in range(batch)])
-    return arrays
+def _sampling_inputs(requests: Mapping[int, Request], batch: int) -> dict[str, np.ndarray]:
+    """The sampling parameters of each row's request; a row without one is neutral."""
+    params = [requests[row].params if row in requests else Params() for row in range(batch)]
+    inputs = {
+        "sampling_params": np.array([(p.top_k, p.top_p, p.sampling_temperature) for p in params], np.float32),
+        "min_p": np.array([p.min_p for p in params], np.float32),
+        "seeds": np.array([p.seed_words for p in params], np.uint32).view(np.int32),
+    }
+    if not any(request.full_sampling for request in requests.values()):
+        return inputs
+    masked = [row in requests and requests[row].allowed is not None for row in range(batch)]
+    return inputs | _processor_inputs(params, masked)
 
 
-def _full_sampling_inputs(requests: Sequence[Request | None]) -> dict[str, np.ndarray]:
-    """The inputs of a full-sampling graph besides masks; None for an unused row."""
-    batch = len(requests)
-    penalties = np.tile(np.array([*Params().penalties, 0], np.float32), (batch, 1))
-    bias_ids, bias = np.full((batch, MAX_BIASES), -1, np.int32), np.zeros((batch, MAX_BIASES), np.float32)
-    for row, request in enumerate(requests):
-        if request is not None:
-            biases = request.params.logit_bias
-            penalties[row] = (*request.params.penalties, request.allowed is not None)
-            bias_ids[row, : len(biases)], bias[row, : len(biases)] = list(biases), list(biases.values())
-    return {"penalties": penalties, "bias_ids": bias_ids, "bias": bias}
-
-
-def _set_sampling(inputs: StepInputs, row: int, request: Request) -> None:
-    p = request.params
-    inputs.sampling_params[row], inputs.min_p[row] = (p.top_k, p.top_p, p.sampling_temperature), p.min_p
-    inputs.seeds.view(np.uint32)[row] = p.seed_words
+def _processor_inputs(params: Sequence[Params], masked: Sequence[bool]) -> dict[str, np.ndarray]:
+    """The penalties and biases of rows, and whether log-probabilities are of allowed ids only."""
+    penalties = [(*p.penalties, has_mask) for p, has_mask in zip(params, masked, strict=True)]
+    shape = len(params), MAX_BIASES
+    bias_ids, bias = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+    for row, biases in enumerate(p.logit_bias for p in params):
+        bias_ids[row, : len(biases)], bias[row, : len(biases)] = list(biases), list(biases.values())
+    return {"penalties": np.array(penalties, np.float32), "bias_ids": bias_ids, "bias": bias}

@@ -1,7 +1,6 @@
 """Text and tokens: the bundle's tokenizer, incremental detokenization, stop strings, bad words."""
 
-from __future__ import annotations
-
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,14 +75,14 @@ class Detokenizer:
             self._append(token)
             places = [self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stops]
             if len(self._ids) > self._min_tokens and max(places, default=-1) >= 0:
-                return self._kept(min(place for place in places if place >= 0))
+                return bisect_right(self.ends, min(place for place in places if place >= 0))
         return None
 
     def piece(self) -> str:
         """The text that has become certain: a token in which a stop string may begin waits for the next ones."""
         text, begin = self.text, self._shown
         open_stops = [len(text) - n for s in self._stops for n in range(1, len(s)) if text.endswith(s[:n])]
-        count = self._kept(min(open_stops, default=len(text)))
+        count = bisect_right(self.ends, min(open_stops, default=len(text)))
         self._shown = max(begin, min(self.ends[count - 1], len(text)) if count else 0)
         return text[begin : self._shown]
 
@@ -100,13 +99,6 @@ class Detokenizer:
             self.text += text[len(known) :]
             self._first, self._next = self._next, len(self._ids)
         self.ends.append(len(self.text) + (not finished))
-
-    def _kept(self, length: int) -> int:
-        """The most tokens whose text has at most this length."""
-        count = len(self.ends)
-        while count and self.ends[count - 1] > length:
-            count -= 1
-        return count
 
 
 def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> tuple[tuple[int, ...], ...]:

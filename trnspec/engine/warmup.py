@@ -1,26 +1,21 @@
 """The graphs that a request may run, loaded before its first step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from model.graph_key import GraphKey, Stage
-from model.progress import progress
+from model.progress import each
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request
 
 
-def prepare_graphs(engine: Engine, requests: Iterable[Request]) -> None:
-    """Load every graph that these requests may run, so that no token waits for a compiler.
+def prepare_graphs(engine: Engine, keys: Iterable[GraphKey]) -> None:
+    """Load these graphs, so that no token waits for a compiler.
 
     Each also runs once, which takes long the first time, unless requests are active, whose state that would change.
     """
-    keys = dict.fromkeys(key for request in requests for key in graphs_of(engine, request))
-    if missing := [key for key in keys if key not in engine.runner.loaded]:
-        with progress("compiling graphs", len(missing), "graphs") as task:
-            for key in missing:
-                engine.runner.prepare(key, warm=not engine.busy)
-                task.advance()
+    if missing := [key for key in dict.fromkeys(keys) if key not in engine.runner.loaded]:
+        for key in each(missing, "compiling graphs"):
+            engine.runner.prepare(key, warm=not engine.busy)
 
 
 def graphs_of(engine: Engine, request: Request) -> Iterator[GraphKey]:

@@ -1,7 +1,5 @@
 """All that the runtime imports from the internals of jax and jaxlib, written for jax 0.10."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from jaxlib.xla_client import _xla  # type: ignore[attr-defined]
 __all__ = ["COMPILER_ERRORS", "compile_module", "ir", "module_of", "operations", "replicate", "stablehlo"]
 # of a compiler that refuses a module, and of a conversion that refuses a proto
 COMPILER_ERRORS = (RuntimeError, ValueError, IndexError, ir.MLIRError)
+_aval = functools.cache(jax.core.ShapedArray)
 
 
 @contextmanager
@@ -51,8 +50,3 @@ def replicate(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:
     small arrays."""
     shape = (array.shape[0] * len(devices), *array.shape[1:])
     return xla_client.batched_device_put(_aval(shape, array.dtype), sharding, [array] * len(devices), devices)
-
-
-@functools.cache
-def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    return jax.core.ShapedArray(shape, dtype)

@@ -4,8 +4,6 @@ Each rank is a process (`trnspec/runtime/nrt_rank.py`) with the rank's weights a
 the inputs, some hundred bytes, and rank 0 returns the outputs; an output that is an input of the next run stays there.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile
@@ -21,15 +19,11 @@ import numpy as np
 from model.dtypes import BY_NAME
 from model.errors import UserError
 from model.graph_io import StepInputs
-from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec, TensorSpec
 from trnspec.bundle.opening import Bundle
 from trnspec.runtime.ranks import Ranks
 from trnspec.runtime.runner import Runner
 
-# the package that the ranks import, and the platform's name
-PACKAGE = "nrtpy"
-_RANK_MODULE = "trnspec.runtime.nrt_rank"
 _CORES, _ROOT_ADDRESS, _LNC = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID", "NEURON_LOGICAL_NC_CONFIG"
 
 
@@ -63,8 +57,8 @@ class NrtRunner(Runner):
         # the last run, whose outputs are on the cores, and the read-only inputs that are there
         self._last: Future[Any] | None = None
         self._unchanged: dict[TensorSpec, np.ndarray] = {}
-        environments = _environments(self.tp, compiler.lnc)
-        self._ranks = Ranks(_RANK_MODULE, [str(bundle.path), bundle.manifest.digest], environments)
+        arguments, environments = [str(bundle.path), bundle.manifest.digest], _environments(self.tp, compiler.lnc)
+        self._ranks = Ranks("trnspec.runtime.nrt_rank", arguments, environments)
         try:
             self._ranks.broadcast("ready")
         except UserError:
@@ -73,7 +67,7 @@ class NrtRunner(Runner):
 
     def _load(self, graph: GraphSpec) -> None:
         file = Path(self._folder.name) / f"{graph.key.name}.neff"
-        file.write_bytes(self.bundle.read(neff_file(graph.key)))
+        file.write_bytes(self.bundle.read(f"neff/{graph.key.name}.neff"))
         self._ranks.broadcast("load", graph.key, str(file))
         file.unlink()
 
@@ -101,11 +95,6 @@ class NrtRunner(Runner):
         if not array.flags.writeable:
             self._unchanged[tensor] = array
         return np.ascontiguousarray(array, BY_NAME[tensor.dtype].numpy)
-
-
-def neff_file(key: GraphKey) -> str:
-    """The file of a graph's NEFF in a bundle."""
-    return f"neff/{key.name}.neff"
 
 
 def _environments(tp: int, lnc: int) -> list[dict[str, str]]:

@@ -4,11 +4,9 @@ Serves messages of a pipe (`trnspec/runtime/ranks.py`) until the pipe closes. We
 shared by all graphs; a cache is input and output of a graph, which updates it in place.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +25,7 @@ from trnspec.runtime.ranks import serve
 
 
 class _Loaded(NamedTuple):
-    """A NEFF on the core, its weights and state as inputs, its other inputs, and its state as outputs, by its names.
+    """A NEFF on the core; its weights and state by the names of its inputs, its other inputs, and its state as outputs.
 
     There are two sets of outputs: one may be input of the next run, which then writes to the other.
     """
@@ -64,17 +62,14 @@ class RankWorker:
         model = self._nrtpy.NrtpyModel.load_from_neff(
             neff, name=key.name, core_id=0, cc_enabled=tp > 1, rank_id=self.rank, world_size=tp
         )
-        weights, inputs, state = (
-            _names(graph, tensors, model.input_tensors_info) for tensors in (graph.weights, graph.inputs, graph.state)
-        )
-        outputs = [t.name for t in (*graph.outputs, *graph.state)]
-        _check_names(graph, "input", model.input_tensors_info, weights.keys() | inputs.keys() | state.keys())
-        _check_names(graph, "output", model.output_tensors_info, outputs)
-        _check_names(graph, "output", outputs, model.output_tensors_info)
-        resident = {name: self._weights[t.name] for name, t in weights.items()}
-        resident |= {name: self._state[t.name] for name, t in state.items()}
-        for tensor in inputs.values():
-            self._inputs.setdefault(tensor, self._zeros(tensor))
+        names, outputs = _names(graph, model.input_tensors_info), [t.name for t in (*graph.outputs, *graph.state)]
+        unknown = set(model.input_tensors_info) - names.keys(), set(model.output_tensors_info) ^ set(outputs)
+        for kind, different in zip(("input", "output"), unknown, strict=True):
+            if different:
+                raise UserError(f"has a NEFF of {key.name} that differs from the plan in the {kind} {min(different)}")
+        stored = self._weights | self._state
+        resident = {name: stored[t.name] for name, t in names.items() if t.name in stored}
+        inputs = {name: t for name, t in names.items() if t.name not in stored}
         written = {t.name: self._state[t.name] for t in graph.state}
         two = [{t.name: self._zeros(t) for t in graph.outputs} for _ in range(2)]
         self._graphs[key] = _Loaded(model, resident, inputs, written, two)
@@ -84,9 +79,12 @@ class RankWorker:
         graph, loaded = self.bundle.plan.by_key[key], self._graphs[key]
         inputs = {}
         for tensor, value in zip(graph.inputs, values, strict=True):
-            inputs[tensor] = self._last[value] if isinstance(value, int) else self._inputs.get(tensor)
+            # also where this NEFF does not read it: another one may, and the value is not sent again
             if isinstance(value, np.ndarray) and tensor in self._inputs:
                 self._inputs[tensor].write_from_numpy(value)
+            elif isinstance(value, np.ndarray):
+                self._inputs[tensor] = self._put(value)
+            inputs[tensor] = self._last[value] if isinstance(value, int) else self._inputs[tensor]
         loaded.outputs.reverse()
         outputs = loaded.outputs[0]
         loaded.model(loaded.resident | {n: inputs[t] for n, t in loaded.inputs.items()}, outputs | loaded.state)
@@ -114,18 +112,14 @@ def _numpy(tensor: Any, spec: TensorSpec) -> np.ndarray:
     return array
 
 
-def _names(graph: GraphSpec, tensors: Sequence[TensorSpec], loaded: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    """A NEFF's names of these inputs; one that nothing reads may be missing."""
+def _names(graph: GraphSpec, loaded: Mapping[str, Any]) -> dict[str, TensorSpec]:
+    """A NEFF's names of a graph's inputs; one that nothing reads may be missing."""
+    tensors = (*graph.weights, *graph.inputs, *graph.state)
     names = {name: t for t in tensors for name in (t.name + STATE, t.name) if name in loaded}
     for name, tensor in names.items():
         if (size := loaded[name].size) != tensor.bytes:
             raise UserError(f"has a NEFF of {graph.key.name} whose {name} has {size} bytes, not {tensor.bytes}")
     return names
-
-
-def _check_names(graph: GraphSpec, kind: str, names: Iterable[str], expected: Iterable[str]) -> None:
-    if unexpected := sorted(set(names) - set(expected)):
-        raise UserError(f"has a NEFF of {graph.key.name} that differs from the plan in the {kind} {unexpected[0]}")
 
 
 if __name__ == "__main__":

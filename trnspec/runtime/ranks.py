@@ -1,7 +1,5 @@
 """Worker processes, one a rank: all get the same messages, rank 0 replies, and the end of one ends all."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import subprocess
@@ -12,19 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from model.errors import UserError
 
 # seconds in which another rank, whose end may be the cause of a failure, is seen to have ended
 _FAILURE_GRACE_S = 0.5
 _END_S = 10
-
-
-class Failure(NamedTuple):
-    """Why a rank ends, as the end of a sentence: its last reply."""
-
-    message: str
 
 
 class Ranks:
@@ -55,13 +47,24 @@ class Ranks:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def submit(self, name: str, *arguments: Any) -> Future[Any]:
-        """Send a call to all ranks; rank 0's result."""
-        return self._send(False, name, *arguments)
+    def submit(self, name: str, *arguments: Any, every: bool = False) -> Future[Any]:
+        """Send a call to all ranks; the result is there when rank 0, or `every` rank, has replied."""
+        number, future = next(self._numbers), Future[Any]()
+        with self._lock:
+            if self._error:
+                raise self._error
+            self._pending[number] = future, set(range(len(self._pipes) if every else 1))
+        try:
+            for pipe in self._pipes:
+                pipe.send((number, every, name, arguments))
+        except OSError:
+            # the listener is about to see why
+            future.exception(_END_S)
+        return future
 
     def broadcast(self, name: str, *arguments: Any) -> None:
         """Send a call to all ranks and wait for all of them."""
-        self._send(True, name, *arguments).result()
+        self.submit(name, *arguments, every=True).result()
 
     def close(self) -> None:
         """End the processes after what they have been sent."""
@@ -77,20 +80,6 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
 
-    def _send(self, every: bool, name: str, *arguments: Any) -> Future[Any]:
-        number, future = next(self._numbers), Future[Any]()
-        with self._lock:
-            if self._error:
-                raise self._error
-            self._pending[number] = future, set(range(len(self._pipes) if every else 1))
-        try:
-            for pipe in self._pipes:
-                pipe.send((number, every, name, arguments))
-        except OSError:
-            # the listener is about to see why
-            future.exception(_END_S)
-        return future
-
     def _listen(self) -> None:
         ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         while True:
@@ -100,8 +89,8 @@ class Ranks:
                     number, value = pipe.recv()
                 except (EOFError, OSError):
                     return self._fail(ranks[pipe], "")
-                if isinstance(value, Failure):
-                    return self._fail(ranks[pipe], value.message)
+                if isinstance(value, UserError):
+                    return self._fail(ranks[pipe], str(value))
                 future, missing = self._pending[number]
                 missing.discard(ranks[pipe])
                 if not missing:
@@ -116,10 +105,8 @@ class Ranks:
             time.sleep(_FAILURE_GRACE_S)
             crashed = (r for r, process in enumerate(self.processes) if process.poll())
             rank, message = next(((r, "") for r in crashed), (rank, message))
-        reason = message or _exit_reason(self.processes[rank])
-        error = UserError(
-            f"rank {rank} of {len(self._pipes)} {reason}; read what it wrote before this, and start again"
-        )
+        why = message or _exit_reason(self.processes[rank])
+        error = UserError(f"rank {rank} of {len(self._pipes)} {why}; read what it wrote before this, and start again")
         # before anybody hears of it, who may end this process
         self._kill()
         with self._lock:
@@ -156,5 +143,6 @@ def serve(pipe: Connection, rank: int, make: Callable[[], Any]) -> None:
     except (EOFError, ConnectionError):
         return
     except Exception as error:  # the other ranks must not wait for this one, whatever it was
+        # the last reply is the end of a sentence
         known = isinstance(error, UserError)
-        pipe.send((number, Failure(str(error) if known else f"failed ({type(error).__name__}: {str(error)[:200]})")))
+        pipe.send((number, error if known else UserError(f"failed ({type(error).__name__}: {str(error)[:200]})")))

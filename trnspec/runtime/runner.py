@@ -1,7 +1,5 @@
 """Runs the graphs of a bundle: what the runners of XLA and of nrtpy share."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +27,6 @@ class Runner(ABC):
         self.loaded = set[GraphKey]()
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        """Launch a graph."""
         return StepOutputs.of(self.launch(key, inputs))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:

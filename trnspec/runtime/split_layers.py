@@ -5,8 +5,6 @@ the client. So a launch of several layers becomes the launches of each layer's h
 (tests/nki_kernels/layer/test_layers.py), with all-reduces of the graph between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

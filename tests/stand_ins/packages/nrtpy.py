@@ -21,7 +21,7 @@ from model.graph_spec import TensorSpec
 from trnspec.bundle import hlo
 from trnspec.bundle.contract import signature
 from trnspec.runtime.jax_compat import compile_module, module_of
-from trnspec.runtime.pjrt import CPU_OPTIONS
+from trnspec.runtime.xla import CPU_OPTIONS
 
 MAGIC = b"NEFF"
 
