@@ -28,7 +28,7 @@ def verify_attention(
     """Append the rows, then attend."""
     pools = append_rows(ops, k_BGND, v_BGND, keys, values, positions_BN, table_BL)
     last_BN = positions_BN if limit_B1 is None else limit_B1.expand_as(positions_BN)
-    return _attend(q_BHND, *pools, last_BN, table_BL), *pools
+    return _attend(q_BHND, pools[0], pools[1], last_BN, table_BL), *pools
 
 
 def append_rows(

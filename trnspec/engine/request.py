@@ -123,14 +123,9 @@ def check(config: EngineConfig, request: Request) -> None:
     """Raise UserError for a request that the bundle cannot serve. Entry points call it once, before any compute."""
     params, limit = request.params, request.k_limit
     params.check()
-    for wrong, sentence in (
-        (not request.ids, "the prompt is empty; give at least one token"),
-        (config.greedy and (params.filters or request.full_sampling),
-         "this bundle has greedy graphs: no top-k, top-p, min-p, penalties, masks or log-probabilities; leave them out, "
-         "or build it with all graphs"),
-    ):  # fmt: skip
-        if wrong:
-            raise UserError(sentence)
+    if not request.ids:
+        raise UserError("the prompt is empty; give at least one token")
+    _check_graphs(config, request)
     words = [tuple(word) for word in params.bad_words]
     every: dict[str, Iterable[Any]] = {
         "the prompt": request.ids, "logit-bias": params.logit_bias, "allowed-token-ids": params.allowed_token_ids,
@@ -160,6 +155,14 @@ def check(config: EngineConfig, request: Request) -> None:
     left = set(params.allowed_token_ids) - {word[0] for word in words if len(word) == 1}
     if params.allowed_token_ids and not left:
         raise UserError("bad-words excludes every id of allowed-token-ids; leave one of them out")
+
+
+def _check_graphs(config: EngineConfig, request: Request) -> None:
+    if config.greedy and (request.params.filters or request.full_sampling):
+        raise UserError(
+            "this bundle has greedy graphs: no top-k, top-p, min-p, penalties, masks or log-probabilities; leave them "
+            "out, or build it with all graphs"
+        )
 
 
 class Score(NamedTuple):
