@@ -85,11 +85,8 @@ class BundleWorker(WorkerBase):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
         # the graphs that the engine may run
-        keys = [
-            key
-            for key in self.bundle.plan.by_key
-            if self.config.has(key) and (key.is_prefill or key.k in self.engine.ks(full_sampling=key.asking))
-        ]
+        ks = {full: self.engine.ks(full_sampling=full) for full in (False, True)}
+        keys = [key for key in self.bundle.plan.by_key if key.is_prefill or key.k in ks[key.asking]]
         with progress(f"compiling {self.bundle.path}", len(keys), "graphs") as task:
             for key in keys:
                 self.runner.prepare(key)
@@ -234,9 +231,6 @@ class BundleWorker(WorkerBase):
         if not (self.engine.speculative and k):
             return None
         return DraftTokenIds(list(self.numbers), [[-1] * k for _ in self.numbers])
-
-    def execute_dummy_batch(self) -> None:
-        """No rank waits for another: one process drives all of them."""
 
     def synchronize_device(self) -> None:
         """A step has ended when its output is read."""

@@ -18,7 +18,13 @@ from model.errors import UserError
 from tests.serve.server import NO_VLLM
 from trnspec.bundle.opening import read_bundle
 
-pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+pytest.importorskip("vllm", reason=NO_VLLM)
+from vllm import SamplingParams
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from serve.params import reject_unsupported
+from serve.platform import Options, options
+
 # pinned in constraints-serve.txt
 VERSION = "0.32.0"
 # what we override or call, and the parameters that we count on
@@ -74,10 +80,6 @@ def test_fields(path: str) -> None:
 
 
 def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> None:
-    from vllm import SamplingParams  # noqa: PLC0415
-
-    from serve.params import reject_unsupported  # noqa: PLC0415
-
     default = SamplingParams()
     names = SamplingParams.__struct_fields__
     values = {name: getattr(default, name) for name in names}
@@ -88,16 +90,12 @@ def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> No
 
 
 def test_the_scheduler_ends_requests_with_an_error_by_the_set_that_ours_adds_to() -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-
     source = inspect.getsource(Scheduler.update_from_output)
     assert "error_req_ids = set(self.grammar_compile_error_reqs)" in source
     assert "RequestStatus.FINISHED_ERROR" in source
 
 
 def test_the_scheduler_uses_the_fields_that_ours_sets() -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-
     schedule, update = inspect.getsource(Scheduler.schedule), inspect.getsource(Scheduler.update_from_output)
     assert "token_budget = self.max_num_scheduled_tokens" in schedule
     assert "preempted_req = self.running[-1]" in schedule or "self.running.pop()" in schedule
@@ -123,8 +121,6 @@ def test_no_process_maps_the_kernels_of_vllm_whose_package_needs_avx_512(bundle:
 
 
 def test_options_of_additional_config_are_checked_before_anything_starts(bundle: Path) -> None:
-    from serve.platform import Options, options  # noqa: PLC0415
-
     opened = read_bundle(bundle)
 
     def chosen(**given: Any) -> Options:

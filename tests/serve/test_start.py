@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import NO_VLLM, URL_VARIABLE, free_port, vllm_command
+from tests.serve.server import OWN_SERVER, free_port, vllm_command
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
-    pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
-]
+pytestmark = OWN_SERVER
 
 
 def ended(bundle: Path | str, *options: str, **environment: str) -> str:

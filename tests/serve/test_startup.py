@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from model.errors import UserError
 from serve.folder import METRICS_VARIABLE
-from serve.startup import DEBUG_VARIABLE, report_to_parent
+from serve.startup import DEBUG_VARIABLE, install_excepthook, report_to_parent
 
 _PROGRAM = """
 import sys
@@ -26,11 +27,20 @@ MISTAKES = {
         "try:\n    raise UserError('it is damaged')\nexcept UserError as e:\n    raise RuntimeError('failed') from e",
         "it is damaged",
     ),
+    "ours, meanwhile": (
+        "try:\n    raise UserError('it is damaged')\nexcept UserError:\n    raise RuntimeError('failed')",
+        "it is damaged",
+    ),
     "port": ("raise OSError(98, 'Address already in use')", "the port is in use; end the server that listens on it, "
              "or give a different --port"),
     "an option of vLLM's": (
         "exec(\"raise ValueError('tokens (64) are few')\", {'__name__': 'vllm.engine.arg_utils'})",
         "tokens (64) are few",
+    ),
+    "of pydantic": (
+        "class E(ValueError):\n    def errors(self): return [{'msg': 'Value error, tokens are  few'}]\n"
+        "exec('raise E', {'__name__': 'vllm.config', 'E': E})",
+        "tokens are few",
     ),
 }  # fmt: skip
 
@@ -80,3 +90,16 @@ def test_the_engine_s_mistake_is_the_first_process_s_sentence(
     assert end(tmp_path, statement) == (2, [f"error: {expected}"])
     # the sentence is reported once
     assert end(tmp_path, statement)[0] == 1
+
+
+def test_only_the_first_process_has_the_hook_and_the_debug_variable_keeps_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(METRICS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    before = sys.excepthook
+    install_excepthook()
+    assert sys.excepthook is before
+    with pytest.raises(UserError), report_to_parent():
+        raise UserError("it is damaged")

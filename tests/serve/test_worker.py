@@ -12,14 +12,18 @@ from tests.serve.server import NO_VLLM
 from trnspec.engine.engine import Event
 from trnspec.engine.request import Result
 
-pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+pytest.importorskip("vllm", reason=NO_VLLM)
+from prometheus_client import generate_latest
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from serve.metrics import Metrics
+from serve.scheduler import BundleScheduler, StepOutput
+from serve.worker import BundleWorker
 
 
 @pytest.fixture
 def worker() -> Any:
     """A worker of three running requests, and an engine that records which were cancelled."""
-    from serve.worker import BundleWorker  # noqa: PLC0415
-
     made = BundleWorker.__new__(BundleWorker)
     cancelled = list[int]()
     made.engine = SimpleNamespace(  # type: ignore[assignment]
@@ -71,10 +75,6 @@ def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts(worker: 
 
 
 def test_the_scheduler_ends_failed_requests_and_their_blocks_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-
-    from serve.scheduler import BundleScheduler, StepOutput  # noqa: PLC0415
-
     ended, evicted = list[set[str]](), list[set[int]]()
 
     def update(self: Any, scheduler_output: Any, output: Any) -> None:
@@ -90,9 +90,6 @@ def test_the_scheduler_ends_failed_requests_and_their_blocks_are_not_shared(monk
 
 def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine steps all decoding requests at once, so the budget may leave none of them out."""
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415
-
-    from serve.scheduler import BundleScheduler  # noqa: PLC0415
 
     def request(prefill: bool) -> Any:
         return SimpleNamespace(is_prefill_chunk=prefill, num_tokens_with_spec=58, num_computed_tokens=50)
@@ -127,3 +124,27 @@ def test_a_step_runs_only_for_requests_that_vllm_has_scheduled(worker: Any) -> N
         cached = SimpleNamespace(req_ids=list(names), new_block_ids=[None] * len(names))
         worker._serve(SimpleNamespace(scheduled_cached_reqs=cached))
         assert launched.count(True) == steps
+
+
+def test_steps_chunks_and_gaps_are_counted() -> None:
+    """No gap before the first step, and one of 0 where the next step is launched."""
+    names = [
+        'steps_total{k="3"}',
+        "prefill_chunks_total",
+        "host_gap_seconds_count",
+        'host_gap_seconds_bucket{le="0.0001"}',
+    ]
+
+    def counts() -> list[float]:
+        values = (line.rsplit(" ", 1) for line in generate_latest().decode().splitlines() if line[0] != "#")
+        found = {name: float(value) for name, value in values}
+        return [found.get(f"trnspec_{name}", 0.0) for name in names]
+
+    before, metrics = counts(), Metrics("chain")
+    metrics.begin()
+    metrics.end(3, launched_ahead=True)
+    metrics.end(None, launched_ahead=False)
+    metrics._ended -= 1
+    metrics.begin()
+    metrics.end(3, launched_ahead=False)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 1, 2, 1]
