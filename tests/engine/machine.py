@@ -69,6 +69,9 @@ class Machine:
         assert inputs.input_ids.shape == shape
         self.keys.append(key)
 
+    def prepare(self, key: GraphKey, warm: bool = True) -> None:
+        self.loaded.add(key)
+
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         self.cleared.append((slot, tuple(blocks)))
 

@@ -511,7 +511,7 @@ class EachInTurn:
 
 
 def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its own time, which a full-sampling step of perhaps two graphs does not have."""
+    """With its time and the host's part before it; a full-sampling step of perhaps two graphs has none."""
     now, step, step_k = [0.0], Machine._step, EachInTurn(3, 0, 1, 1, 3)
 
     def timed(self: Machine, key: Any, inputs: Any) -> Any:
@@ -521,11 +521,15 @@ def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pyte
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Machine, "_step", timed)
     engine = _engine(step_k=step_k)
-    results = engine.run(REQUESTS)
+    numbers, ended = [engine.add(request) for request in REQUESTS], dict[int, Result]()
+    while engine.busy:
+        ended |= {event.number: event.result for event in engine.step() if event.result}
+        now[0] += 0.25
+    results = [ended[number] for number in numbers]
     assert [result.ids for result in results] == [result.ids for result in _expected()]
     keys = [key for key in _machine(engine).keys if key.stage in (Stage.STEP, Stage.VERIFY)]
     assert {key.k for key in keys if not key.asking} == {0, 1, 3} == engine.ks()
-    assert [report[:2] for report in step_k.reports] == [(key.k, None if key.asking else 1.0) for key in keys]
+    assert [report[:2] for report in step_k.reports] == [(key.k, None if key.asking else 1.25) for key in keys]
     reported = [result for *_, results in step_k.reports for result in results]
     for name in ("drafted", "accepted"):
         assert sum(getattr(r, name) for r in reported) == sum(sum(getattr(r, name)) for r in results)

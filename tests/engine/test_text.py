@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,7 +150,5 @@ def test_a_tokenizer_that_cannot_be_used_is_named() -> None:
     good = BYTES.to_str().encode()
     assert tokenizer_fault(good, 256) == ""
     assert "has the id 255, the model's ids are 0 to 254" in tokenizer_fault(good, 255)
-    begin = time.monotonic()
     for bad in (b"", b"{}", good[:-9], b"\xff" + good, b"[1, 2]"):
         assert tokenizer_fault(bad, 256).startswith("cannot be used: the tokenizers library failed")
-    assert time.monotonic() - begin < 10

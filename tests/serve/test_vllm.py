@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -15,40 +16,39 @@ from model.errors import UserError
 from tests.engine.machine import BATCH, BLOCK, CONFIG, LENGTH, K, Machine, V
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
-from trnspec.engine.engine import Engine
+from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
+from trnspec.engine.request import Score
 from trnspec.engine.text import TOKENIZER
 
 pytest.importorskip("vllm", reason=NO_VLLM)
+from prometheus_client import generate_latest
 from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
 
 from serve import platform
 from serve import worker as module
+from serve.metrics import Metrics
 from serve.params import engine_request
 from serve.platform import BundlePlatform
-from serve.scheduler import BundleScheduler
+from serve.scheduler import BundleScheduler, StepOutput
 
 # of Machine: its sampling fails with this seed
 BROKEN = 7
 MASKED = StructuredOutputsParams(regex="a")
 
 
-class Prepared(Machine):
-    """A runner that knows which graphs were prepared, and that refuses rows without a block."""
-
-    def __init__(self) -> None:
-        super().__init__(strict=True)
-        self.broken = BROKEN
-
-    def prepare(self, key: Any) -> None:
-        self.loaded.add(key)
+def _runner() -> Machine:
+    runner = Machine(strict=True)
+    runner.broken = BROKEN
+    return runner
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
     sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "pool": CONFIG.pool}
     spec = SimpleNamespace(**sizes, drafter="chain", target="t", dtype="fp32", tp=1, prompts=CONFIG.prompts)
     manifest = SimpleNamespace(has_weights=True, digest="0")
-    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=Prepared())
+    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
     monkeypatch.setattr(platform, "served_bundle", lambda: made)
     monkeypatch.setattr(platform, "engine_config", lambda _: CONFIG)
     monkeypatch.setattr(platform, "end_while_starting", lambda: None)
@@ -129,7 +129,7 @@ def _requests(count: int) -> list[tuple[list[int], Any]]:
     texts = [[rng.randrange(1, V) for _ in range(400)] for _ in range(2)]
     kinds: list[dict[str, Any]] = [
         {}, {"frequency_penalty": 0.5}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"structured_outputs": MASKED},
-        {"min_tokens": 9, "stop_token_ids": [5, 6]},
+        {"min_tokens": 5, "stop_token_ids": [5, 6]},
     ]  # fmt: skip
     requests = []
     for n in range(count):
@@ -142,16 +142,26 @@ def _requests(count: int) -> list[tuple[list[int], Any]]:
 
 
 class Client:
-    """A vLLM engine's loop around our scheduler and worker; `outputs` by request, `events` of our engine."""
+    """A vLLM engine's loop around our scheduler and worker; `outputs` by request, what our engine has `read`."""
 
     def __init__(self, worker: Any) -> None:
         groups = [KVCacheGroupSpec(["blocks"], worker.get_kv_cache_spec()["blocks"])]
-        blocks = KVCacheConfig(num_blocks=CONFIG.pool, kv_cache_tensors=[], kv_cache_groups=groups)
+        count = worker.vllm_config.cache_config.num_gpu_blocks
+        blocks = KVCacheConfig(num_blocks=count, kv_cache_tensors=[], kv_cache_groups=groups)
         init_none_hash(sha256)
         self.worker, self.hasher = worker, get_request_block_hasher(BLOCK, sha256)
         self.scheduler: Any = BundleScheduler(worker.vllm_config, blocks, Masks(), BLOCK, log_stats=True)
         self.outputs: dict[str, list[Any]] = {}
         self.preempted = self.hits = self.drafted = self.accepted = 0
+        self.events, self.read, postprocess = list[Event](), Counter[str](), worker.engine._postprocess
+
+        def watched(batch: Any, outputs: Any) -> list[Event]:
+            events: list[Event] = postprocess(batch, outputs)
+            self.events += events
+            self.read["prefill_chunks_total" if batch.chunk else f'steps_total{{k="{batch.k}"}}'] += 1
+            return events
+
+        worker.engine._postprocess = watched
 
     def add(self, name: str, ids: list[int], params: Any) -> None:
         request = Request(name, ids, params, None, block_hasher=self.hasher)
@@ -177,18 +187,37 @@ class Client:
             self.scheduler.update_draft_token_ids(placeholders)
 
 
+REASONS = {"length": "length", "context": "length", "eos": "stop", "error": "error"}
+
+
+def _rows(scores: Any) -> list[tuple[list[int], list[float], int]]:
+    """Ids, log-probabilities and rank of each token in vLLM's form."""
+    return list(zip(*(np.asarray(field).tolist() for field in scores[:3]), strict=True))
+
+
+def _expected_rows(ids: Sequence[int], scores: Sequence[Score]) -> list[tuple[list[int], list[float], int]]:
+    pairs = [[(token, score.logprob), *score.best] for token, score in zip(ids, scores, strict=True)]
+    return [([i for i, _ in row], [p for _, p in row], s.rank) for row, s in zip(pairs, scores, strict=True)]
+
+
+def _counts() -> Counter[str]:
+    lines = (line.rsplit(" ", 1) for line in generate_latest().decode().splitlines() if line.startswith("trnspec_"))
+    return Counter(
+        {
+            name.removeprefix("trnspec_"): int(float(value))
+            for name, value in lines
+            if name.split("{")[0].endswith("_total")
+        }
+    )
+
+
 def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With prefix hits, chunks, preemption, arrivals and departures, in steps of any k."""
-    import time
-    t0 = time.process_time()
+    """With prefix hits, chunks, preemption, arrivals and departures, in steps of any k; one cannot be sampled."""
     config, requests, rng = _vllm_config(), _requests(36), random.Random(4)
-    print("config", time.process_time() - t0)
+    # blocks for one of the longest requests and a short one
+    config.cache_config.num_gpu_blocks_override = config.cache_config.num_gpu_blocks = 6
     BundlePlatform.check_and_update_config(config)
-    config.cache_config.num_gpu_blocks = config.cache_config.num_gpu_blocks_override
-    client = Client(_worker(bundle, config, monkeypatch))
-    requested = [engine_request(CONFIG, tuple(ids), params, Grammar()) for ids, params in requests]
-    expected = [Engine(Prepared(), CONFIG).run([request])[0] for request in requested]
-    print("expected", time.process_time() - t0)
+    client, before = Client(_worker(bundle, config, monkeypatch)), _counts()
     waiting, gone = list(range(len(requests))), set[int]()
     while waiting or client.scheduler.has_requests():
         while waiting and rng.random() < 0.3:
@@ -199,15 +228,30 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
             client.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
             gone.add(int(name))
         client.step()
-    print("served", time.process_time() - t0)
-    for n, result in enumerate(expected):
+    for n, (ids, params) in enumerate(requests):
+        (result,) = Engine(_runner(), CONFIG).run([engine_request(CONFIG, tuple(ids), params, Grammar())])
         outputs = client.outputs[str(n)]
-        ids = [token for one in outputs for token in one.new_token_ids]
-        print(n, len(ids), len(result.ids), [o.finish_reason for o in outputs][-1:], result.reason)
-        assert ids == result.ids[: len(ids)]
-        assert n in gone or len(ids) == len(result.ids)
-    print(client.preempted, client.hits, gone, client.drafted, client.accepted)
-    assert client.worker.numbers == client.worker.requests == {}
+        found = [token for one in outputs for token in one.new_token_ids]
+        assert found == result.ids[: len(found)]
+        if n in gone:
+            continue
+        assert str(outputs[-1].finish_reason) == REASONS[result.reason]
+        # the tokens of a step that fails are lost
+        assert len(found) == len(result.ids) or result.error
+        if params.logprobs is not None:
+            rows = [row for one in outputs if one.new_logprobs for row in _rows(one.new_logprobs)]
+            assert rows == _expected_rows(result.ids, result.scores)
+        if params.prompt_logprobs is not None:
+            assert _rows(outputs[0].new_prompt_logprobs_tensors) == _expected_rows(ids[1:], result.prompt_scores)
+    assert not client.worker.numbers
+    assert not client.worker.requests
+    assert min(client.preempted, client.hits, len(gone)) > 0
+    # vLLM counts what the engine has drafted and kept, and ours its steps
+    events = [event for event in client.events if not (event.result and event.result.error)]
+    kept = [(e.drafted, e.accepted) if len(e.ids) > e.accepted else (len(e.ids) - 1,) * 2 for e in events]
+    assert (client.drafted, client.accepted) == tuple(map(sum, zip(*kept, strict=True)))
+    assert _counts() - before == client.read
+    assert {*bundle.runner.keys} <= bundle.runner.loaded
 
 
 # an attribute of vLLM's configuration or of the bundle, and the value that is refused
@@ -221,6 +265,9 @@ OPTIONS: list[tuple[str, object, str]] = [
     ("config.cache_config.num_gpu_blocks_override", 4, "is 4; this bundle takes 5 to 9"),
     ("config.cache_config.num_gpu_blocks_override", 10, "is 10; this bundle takes 5 to 9"),
     ("config.additional_config", {"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
+    ("config.additional_config", {"k": "3"}, "additional-config.k is '3', expected a whole number"),
+    ("config.additional_config", {"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
+    ("config.additional_config", {"platform": "tpu"}, "platform is 'tpu', expected one of cpu, neuron, nrt"),
     ("bundle.manifest.has_weights", False, "demo was built without weights"),
     ("bundle.files", set(), "demo has no tokenizer"),
 ]
@@ -298,3 +345,73 @@ def test_a_sampled_request_without_a_seed_gets_one(bundle: Any) -> None:
     assert one != two
     assert 0 <= one < 2**53
     assert others == [3, None]
+
+
+def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts() -> None:
+    """A step that is not launched may still get any k."""
+    found = list[Any]()
+    for batch in (None, *(SimpleNamespace(k=k, chunk=None) for k in (0, 1, 3)), SimpleNamespace(k=0, chunk="a chunk")):
+        engine: Any = SimpleNamespace(launched_batch=batch, speculative=True)
+        worker: Any = SimpleNamespace(engine=engine, config=CONFIG, numbers={"a": 0})
+        drafts = module.BundleWorker.take_draft_token_ids(worker)
+        found.append(drafts and list(map(len, drafts.draft_token_ids)))
+    assert found == [[3], None, [1], [3], [3]]
+
+
+def test_the_scheduler_ends_failed_requests_and_their_blocks_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, evicted = list[set[str]](), list[set[int]]()
+
+    def update(self: Any, scheduler_output: Any, output: Any) -> None:
+        ended.append(set(self.grammar_compile_error_reqs))
+
+    monkeypatch.setattr(Scheduler, "update_from_output", update)
+    scheduler: Any = BundleScheduler.__new__(BundleScheduler)
+    scheduler.grammar_compile_error_reqs, scheduler.requests = {"x"}, {"b": None}
+    scheduler.kv_cache_manager = SimpleNamespace(get_block_ids=lambda name: ([4, 7],), evict_blocks=evicted.append)
+    scheduler.update_from_output(None, StepOutput(["b"], {"b": 0}, [[]], failed={"b"}))
+    assert (ended, evicted) == ([{"x", "b"}], [{4, 7}])
+
+
+def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine steps all decoding requests at once, so the budget may leave none of them out."""
+
+    def request(prefill: bool) -> Any:
+        return SimpleNamespace(is_prefill_chunk=prefill, num_tokens_with_spec=58, num_computed_tokens=50)
+
+    seen = list[Any]()
+    monkeypatch.setattr(
+        Scheduler, "schedule", lambda self, _: seen.append((self.running[:], self.max_num_scheduled_tokens))
+    )
+    scheduler = BundleScheduler.__new__(BundleScheduler)
+    # chunks of 512 tokens, and steps of four requests with 7 drafts
+    scheduler.max_num_scheduled_tokens = 512 + 32
+    scheduler.scheduler_config = SimpleNamespace(long_prefill_token_threshold=512)  # type: ignore[assignment]
+    prefill, decoding = request(True), request(False)
+    scheduler.running = [prefill, decoding]
+    scheduler.schedule()
+    assert seen == [([decoding, prefill], 512 + 8)]
+    assert scheduler.max_num_scheduled_tokens == 512 + 32
+
+
+def test_steps_chunks_and_gaps_are_counted() -> None:
+    """No gap before the first step, and one of 0 where the next step is launched."""
+    names = [
+        'steps_total{k="3"}',
+        "prefill_chunks_total",
+        "host_gap_seconds_count",
+        'host_gap_seconds_bucket{le="0.0001"}',
+    ]
+
+    def counts() -> list[float]:
+        values = (line.rsplit(" ", 1) for line in generate_latest().decode().splitlines() if line[0] != "#")
+        found = {name: float(value) for name, value in values}
+        return [found.get(f"trnspec_{name}", 0.0) for name in names]
+
+    before, metrics = counts(), Metrics("chain")
+    metrics.begin()
+    metrics.end(3, launched_ahead=True)
+    metrics.end(None, launched_ahead=False)
+    metrics._ended -= 1
+    metrics.begin()
+    metrics.end(3, launched_ahead=False)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 1, 2, 1]
