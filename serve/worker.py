@@ -78,9 +78,6 @@ class BundleWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """The runtime owns the caches."""
 
-    def update_max_model_len(self, max_model_len: int) -> None:
-        """A bundle has a fixed length."""
-
     @report_to_parent()
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
@@ -231,9 +228,6 @@ class BundleWorker(WorkerBase):
         if not (self.engine.speculative and k):
             return None
         return DraftTokenIds(list(self.numbers), [[-1] * k for _ in self.numbers])
-
-    def synchronize_device(self) -> None:
-        """A step has ended when its output is read."""
 
     def shutdown(self) -> None:
         if hasattr(self, "runner"):

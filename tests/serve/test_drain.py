@@ -113,7 +113,7 @@ def test_the_engine_ends_after_the_running_requests_or_after_their_errors(second
         return await left
 
     left = asyncio.run(run())
-    assert seconds - 1 < left <= seconds
+    assert seconds - 1 < left <= seconds - 0.1
     statuses = [message["status"] for message in sent if "status" in message]
     assert statuses == ([200] if streaming else [503] if seconds < 2 else [])
     assert (sent[-1]["body"] == b"all") == (seconds > 2)
@@ -132,7 +132,8 @@ def test_the_engine_gets_the_seconds_that_are_left_and_its_end_is_logged_as_no_f
     try:
         before_engine_shutdown(engine, lambda seconds: seconds - 2)
         engine.shutdown(timeout=3.0)
-        assert left == [1.0]
+        engine.shutdown(timeout=2.0)
+        assert left == [1.0, 0.0]
         assert [bool(client.filter(line)) for line in lines] == [False, True]
     finally:
         client.filters.clear()
@@ -146,6 +147,10 @@ def test_a_second_signal_ends_the_server_at_once(monkeypatch: pytest.MonkeyPatch
     middleware.running.add(None)
     os.kill(os.getpid(), signal.SIGINT)
     assert not ended
+    middleware.running.clear()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert not ended, "vLLM's handler ends a server that has answered everyone"
+    middleware.running.add(None)
     os.kill(os.getpid(), signal.SIGINT)
     assert ended == [signal.SIGINT]
 

@@ -38,7 +38,7 @@ def test_only_a_folder_with_a_manifest_is_a_bundle(
     download = ["serve", "Qwen/Qwen3-0.6B", "--download-dir", str(bundle)]
     with pytest.raises(UserError, match=r"pull it first: python -m compile\.store pull s3://team/demo FOLDER"):
         find_bundle_arg(["serve", "s3://team/demo"])
-    for arguments in (["serve", str(tmp_path)], download, ["bench", "serve", str(bundle)], [], ["serve", ""]):
+    for arguments in (["serve", str(tmp_path)], download, ["bench", str(bundle)], [], ["serve", ""]):
         assert find_bundle_arg(arguments) is None
     monkeypatch.setenv(BUNDLE_VARIABLE, "known")
     assert find_bundle_arg([]) == Path("known"), "in the processes that the first one starts"

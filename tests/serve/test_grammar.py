@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
@@ -90,6 +91,35 @@ def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(broken: dict[st
     assert grammar.structured is None
     grammar.next = np.full(4, 5, np.int32)
     assert (grammar([1, 2]) == 5).all()
+
+
+class Matcher:
+    """Ends with the id 0, and allows nothing after the id 9."""
+
+    def __init__(self) -> None:
+        self.ids = list[int]()
+
+    def is_terminated(self) -> bool:
+        return self.ids[-1:] == [0]
+
+    def accept_tokens(self, name: str, ids: list[int]) -> bool:
+        accepted = not self.is_terminated()
+        self.ids += ids
+        return accepted
+
+    def rollback(self, count: int) -> None:
+        del self.ids[-count:]
+
+    def fill_bitmask(self, words: torch.Tensor, row: int) -> None:
+        words[row] = -(self.ids[-1:] != [9])
+
+
+def test_no_draft_passes_the_end_of_a_grammar_or_a_dead_end() -> None:
+    backend = SimpleNamespace(allocate_token_bitmask=lambda rows: torch.ones((rows, 2), dtype=torch.int32))
+    grammar = Grammar("test", SimpleNamespace(grammar=Matcher()), SimpleNamespace(backend=backend))
+    found = [grammar(ids) is not None for ids in ([], [1], [1, 0], [1, 0, 5], [1, 9], [2], [2, 9, 3])]
+    assert found == [True, True, False, False, False, True, True]
+    assert grammar.structured is not None, "the matcher has not failed"
 
 
 @pytest.mark.parametrize("reasoning", [None, object])

@@ -27,10 +27,6 @@ def ended(bundle: Path | str, *options: str, **environment: str) -> str:
     return errors.splitlines()[-1]
 
 
-def no_folder(bundle: Path, tmp_path: Path) -> tuple[str, str]:
-    return ended("bundles/demo_nope"), "bundles/demo_nope is no bundle: there is no such folder; give"
-
-
 def damaged_weights(bundle: Path, tmp_path: Path) -> tuple[str, str]:
     """Only the engine's process reads them."""
     copied = shutil.copytree(bundle, tmp_path / "bundle")
@@ -52,12 +48,8 @@ def port(bundle: Path, tmp_path: Path) -> tuple[str, str]:
         return ended(bundle, "--port", str(taken.getsockname()[1])), "the port is in use; end the server"
 
 
-def slots(bundle: Path, tmp_path: Path) -> tuple[str, str]:
-    return ended(bundle, "--max-num-seqs", "5"), "max-num-seqs is 5; the bundle has 4 slots, lower it"
-
-
 Case = Callable[[Path, Path], tuple[str, str]]
-CASES: list[Case] = [no_folder, damaged_weights, few_blocks, port, slots]
+CASES: list[Case] = [damaged_weights, few_blocks, port]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])

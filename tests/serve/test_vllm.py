@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from model.errors import UserError
 from tests.engine.machine import BATCH, BLOCK, CONFIG, LENGTH, K, Machine, V
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
+from trnspec.engine.adaptive_k import AdaptiveK, FixedK
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
 from trnspec.engine.request import Score
@@ -60,7 +62,8 @@ def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
     monkeypatch.setattr(platform, "served_bundle", lambda: made)
     monkeypatch.setattr(platform, "engine_config", lambda _: CONFIG)
-    monkeypatch.setattr(platform, "end_while_starting", lambda: None)
+    monkeypatch.setattr(platform, "end_while_starting", end := mock.Mock())
+    made.end_while_starting = end
     return made
 
 
@@ -87,7 +90,7 @@ def _worker(bundle: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     worker: Any = module.BundleWorker.__new__(module.BundleWorker)
     worker.vllm_config = config
     worker.load_model()
-    worker.grammars = SimpleNamespace(of=lambda name, params: Grammar())
+    worker.grammars = SimpleNamespace(of=lambda name, params: Grammar() if params.structured_outputs else None)
     worker.compile_or_warm_up_model()
     return worker
 
@@ -129,6 +132,7 @@ def _requests(count: int) -> list[tuple[list[int], Any]]:
     texts = [[rng.randrange(1, V) for _ in range(400)] for _ in range(2)]
     kinds: list[dict[str, Any]] = [
         {}, {"frequency_penalty": 0.5}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"structured_outputs": MASKED},
+        {"structured_outputs": MASKED, "logprobs": 0},
         {"min_tokens": 5, "stop_token_ids": [5, 6]},
     ]  # fmt: skip
     requests = []
@@ -152,7 +156,7 @@ class Client:
         self.worker, self.hasher = worker, get_request_block_hasher(BLOCK, sha256)
         self.scheduler: Any = BundleScheduler(worker.vllm_config, blocks, Masks(), BLOCK, log_stats=True)
         self.outputs: dict[str, list[Any]] = {}
-        self.preempted = self.hits = self.drafted = self.accepted = 0
+        self.preempted = self.hits = self.cached = self.late = self.drafted = self.accepted = 0
         self.events, self.read, postprocess = list[Event](), Counter[str](), worker.engine._postprocess
 
         def watched(batch: Any, outputs: Any) -> list[Event]:
@@ -161,7 +165,16 @@ class Client:
             self.read["prefill_chunks_total" if batch.chunk else f'steps_total{{k="{batch.k}"}}'] += 1
             return events
 
-        worker.engine._postprocess = watched
+        def admit(request: Any, blocks: Any, cached: int, ids: Any) -> int:
+            self.cached += cached
+            return int(admitted(request, blocks, cached, ids))
+
+        def begin() -> None:
+            self.late += 1
+            begun()
+
+        admitted, begun = worker.engine.admit, worker.metrics.begin
+        worker.engine._postprocess, worker.engine.admit, worker.metrics.begin = watched, admit, begin
 
     def add(self, name: str, ids: list[int], params: Any) -> None:
         request = Request(name, ids, params, None, block_hasher=self.hasher)
@@ -173,10 +186,15 @@ class Client:
     def step(self) -> None:
         scheduled = self.scheduler.schedule()
         self.preempted += len(scheduled.preempted_req_ids or ())
+        again = scheduled.scheduled_cached_reqs
+        computed = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         self.hits += sum(data.num_computed_tokens for data in scheduled.scheduled_new_reqs)
+        self.hits += sum(computed[name] for name in again.resumed_req_ids)
         output = self.worker.execute_model(scheduled)
         masks = self.scheduler.get_grammar_bitmask(scheduled)
         output = output or self.worker.sample_tokens(masks)
+        for name, ids in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            assert ids or name in output.failed or self.scheduler.requests[name].is_prefill_chunk, "a lost step"
         for outputs in self.scheduler.update_from_output(scheduled, output).values():
             for one in outputs.outputs:
                 self.outputs[one.request_id].append(one)
@@ -190,9 +208,10 @@ class Client:
 REASONS = {"length": "length", "context": "length", "eos": "stop", "error": "error"}
 
 
-def _rows(scores: Any) -> list[tuple[list[int], list[float], int]]:
-    """Ids, log-probabilities and rank of each token in vLLM's form."""
-    return list(zip(*(np.asarray(field).tolist() for field in scores[:3]), strict=True))
+def _rows(scores: Any, best: int) -> list[tuple[list[int], list[float], int]]:
+    """Ids, log-probabilities and rank of each token in vLLM's form, which a batch pads to its longest."""
+    ids, logprobs, ranks = (np.asarray(field).tolist() for field in scores[:3])
+    return [(i[: 1 + best], p[: 1 + best], rank) for i, p, rank in zip(ids, logprobs, ranks, strict=True)]
 
 
 def _expected_rows(ids: Sequence[int], scores: Sequence[Score]) -> list[tuple[list[int], list[float], int]]:
@@ -201,14 +220,10 @@ def _expected_rows(ids: Sequence[int], scores: Sequence[Score]) -> list[tuple[li
 
 
 def _counts() -> Counter[str]:
+    """The counters of our metrics."""
     lines = (line.rsplit(" ", 1) for line in generate_latest().decode().splitlines() if line.startswith("trnspec_"))
-    return Counter(
-        {
-            name.removeprefix("trnspec_"): int(float(value))
-            for name, value in lines
-            if name.split("{")[0].endswith("_total")
-        }
-    )
+    counters = ((name.removeprefix("trnspec_"), value) for name, value in lines if "_total" in name)
+    return Counter({name: int(float(value)) for name, value in counters})
 
 
 def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,13 +253,17 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
         assert str(outputs[-1].finish_reason) == REASONS[result.reason]
         # the tokens of a step that fails are lost
         assert len(found) == len(result.ids) or result.error
-        if params.logprobs is not None:
-            rows = [row for one in outputs if one.new_logprobs for row in _rows(one.new_logprobs)]
-            assert rows == _expected_rows(result.ids, result.scores)
-        if params.prompt_logprobs is not None:
-            assert _rows(outputs[0].new_prompt_logprobs_tensors) == _expected_rows(ids[1:], result.prompt_scores)
-    assert not client.worker.numbers
-    assert not client.worker.requests
+        for field, best, tokens, scores in (
+            ("new_logprobs", params.logprobs, result.ids, result.scores),
+            ("new_prompt_logprobs_tensors", params.prompt_logprobs, ids[1:], result.prompt_scores),
+        ):
+            if best is not None:
+                parts = (part for one in outputs if (part := getattr(one, field)))
+                assert [row for part in parts for row in _rows(part, best)] == _expected_rows(tokens, scores)
+    worker, steps = client.worker, sum(count for name, count in client.read.items() if "steps" in name)
+    assert not any((worker.numbers, worker.requests, worker.masked, worker.preempted))
+    assert client.cached == client.hits, "no cached token is computed again"
+    print("late", client.late, steps)
     assert min(client.preempted, client.hits, len(gone)) > 0
     # vLLM counts what the engine has drafted and kept, and ours its steps
     events = [event for event in client.events if not (event.result and event.result.error)]
@@ -299,6 +318,17 @@ def test_a_bundle_s_limits_are_vllm_s_settings(bundle: Any, options: dict[str, A
         )
         acceptance = config.observability_config.per_request_spec_decode_metrics
         assert acceptance == options.get("acceptance", "none")
+    bundle.end_while_starting.assert_called_with()
+    SamplingParams(min_p=0.1, logit_bias={1: 1.0})._validate_spec_decode(config.speculative_config)
+    bundle.files, config.model_config.skip_tokenizer_init = set(), True
+    BundlePlatform.check_and_update_config(config)
+
+
+def test_with_several_api_servers_the_first_process_keeps_vllm_s_handler(bundle: Any) -> None:
+    config = _vllm_config()
+    config.parallel_config._api_process_count = 2
+    BundlePlatform.check_and_update_config(config)
+    bundle.end_while_starting.assert_not_called()
 
 
 def test_the_command_line_has_the_bundle_s_defaults(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +375,46 @@ def test_a_sampled_request_without_a_seed_gets_one(bundle: Any) -> None:
     assert one != two
     assert 0 <= one < 2**53
     assert others == [3, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "speculative", "ks"),
+    [({}, True, {0, 1, 3}), ({"k": 1}, True, {0, 1, 3}), ({"k": 0}, True, {0}), ({"speculation": False}, False, {0})],
+    ids=str,
+)
+def test_the_graphs_that_a_server_prepares(
+    bundle: Any, options: Any, speculative: bool, ks: set[int], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A chosen k has its graphs, those of full sampling, and no others; what is served is printed."""
+    config = _vllm_config(**options)
+    BundlePlatform.check_and_update_config(config)
+    worker = _worker(bundle, config, monkeypatch)
+    assert {key.k for key in bundle.runner.loaded if not key.is_prefill} == ks
+    assert isinstance(worker.engine.step_k, AdaptiveK if not options else FixedK)
+    assert worker.engine.speculative == speculative
+    assert (worker.take_draft_token_ids() is not None) == speculative
+    assert "3 slots of 512 tokens, 8 blocks of 128" in capsys.readouterr().err
+
+
+def test_a_bundle_that_is_replaced_while_the_server_starts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: Any = SimpleNamespace(path="demo", manifest=SimpleNamespace(digest="1"))
+    monkeypatch.setenv("TRNSPEC_BUNDLE_DIGEST", "1")
+    assert platform.same_bundle(read) is read
+    read.manifest.digest = "2"
+    with pytest.raises(UserError, match="demo was replaced while the server was starting"):
+        platform.same_bundle(read)
+
+
+def test_a_step_runs_only_for_requests_that_vllm_has_scheduled() -> None:
+    """A new or resumed request is scheduled without the others, whose tokens would be lost."""
+    launched, worker = list[bool](), mock.Mock(numbers={"a": 0, "b": 1, "c": 2}, _end=list, _pieces=lambda _: {})
+    worker.engine.configure_mock(launched=False, prefilling={2}.__contains__)
+    worker.engine.launch = lambda masks=False: launched.append(masks)
+    for names, steps in ((("x",), 0), (("c",), 0), (("c", "a"), 1), ((), 0)):
+        launched.clear()
+        cached = SimpleNamespace(req_ids=list(names), new_block_ids=[None] * len(names))
+        module.BundleWorker._serve(worker, SimpleNamespace(scheduled_cached_reqs=cached))  # type: ignore[arg-type]
+        assert launched.count(True) == steps
 
 
 def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts() -> None:
