@@ -142,9 +142,8 @@ class BundleWorker(WorkerBase):
         pieces = self._pieces(scheduler_output)
         for number, length in pieces.items():
             self.engine.prefill(number, length)
-        if not pieces:
-            # the next step runs while this one's output is read and scheduled
-            self.engine.launch_next()
+        # the next step runs while this one's output is read and scheduled; none is launched ahead of a chunk's
+        self.engine.launch_next()
         events = self._end()
         while pieces and self.engine.launched:
             events += self._end()

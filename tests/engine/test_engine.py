@@ -259,21 +259,6 @@ def test_a_prompt_goes_first_and_a_step_runs_between_chunks() -> None:
     assert _stages(engine) == [p, p, s, p, s, s]
 
 
-def test_prompts_are_launched_after_the_step_that_runs() -> None:
-    engine = _engine()
-    numbers = [engine.add(_request(1, 30))]
-    events = engine.step()
-    engine.launch()
-    for seed in (2, 3):
-        numbers.append(engine.admit(_request(seed), blocks=(2 * seed,)))
-        engine.prefill(numbers[-1], 5)
-        assert not engine.prefilling(numbers[-1])
-    read = [engine.step() for _ in range(3)]
-    assert [[event.number for event in some] for some in read] == [[number] for number in numbers]
-    events += [event for some in read for event in some] + _drain(engine)
-    assert [_ids(events, number) for number in numbers[1:]] == [_single(_request(seed)).ids for seed in (2, 3)]
-
-
 @pytest.mark.parametrize("steps", [0, 1, 3], ids=["waiting", "after its prompt", "after two steps"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 def test_a_cancelled_request_has_no_more_events(steps: int, ahead: bool) -> None:

@@ -79,7 +79,9 @@ def test_vllm_s_mask_is_that_of_the_next_token_only() -> None:
 
 @pytest.mark.parametrize("compiled", [None, ValueError("no grammar")], ids=["not yet", "never"])
 def test_without_a_matcher_no_draft_passes(compiled: Any) -> None:
-    assert Grammar("test", SimpleNamespace(grammar=compiled), None)([1, 2]) is None
+    grammar = Grammar("test", SimpleNamespace(grammar=compiled), None)
+    assert grammar([1, 2]) is None
+    assert grammar.structured is not None, "no failure of a matcher"
     assert Grammar("test", None, None)([1, 2]) is None
 
 

@@ -50,12 +50,6 @@ def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, ll
         assert ids_of(answer.result()) == list(llm.generate(prompt, Params(0.8, seed=seed), max_new_tokens=length).ids)
 
 
-def test_a_stream_joins_to_the_text_that_comes_at_once(client: Any, name: str) -> None:
-    full = complete(client, name, PROMPTS[0], max_tokens=40, **SEEDED).choices[0].text
-    pieces = [c.choices[0].text for c in complete(client, name, PROMPTS[0], max_tokens=40, stream=True, **SEEDED)]
-    assert "".join(pieces) == full
-
-
 def test_a_stop_string_inside_a_block_cuts_the_text_before_it(client: Any, name: str) -> None:
     full = complete(client, name, PROMPTS[0], max_tokens=60, **GREEDY).choices[0].text
     for begin in (7, 11, 16):

@@ -173,8 +173,13 @@ class Client:
             self.late += 1
             begun()
 
-        admitted, begun = worker.engine.admit, worker.metrics.begin
-        worker.engine._postprocess, worker.engine.admit, worker.metrics.begin = watched, admit, begin
+        def end(k: int | None, launched_ahead: bool) -> None:
+            assert launched_ahead == worker.engine.launched
+            ended(k, launched_ahead)
+
+        admitted, begun, ended = worker.engine.admit, worker.metrics.begin, worker.metrics.end
+        worker.engine._postprocess, worker.engine.admit = watched, admit
+        worker.metrics.begin, worker.metrics.end = begin, end
 
     def add(self, name: str, ids: list[int], params: Any) -> None:
         request = Request(name, ids, params, None, block_hasher=self.hasher)
@@ -263,7 +268,8 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
     worker, steps = client.worker, sum(count for name, count in client.read.items() if "steps" in name)
     assert not any((worker.numbers, worker.requests, worker.masked, worker.preempted))
     assert client.cached == client.hits, "no cached token is computed again"
-    print("late", client.late, steps)
+    assert 0 < client.late < 0.8 * steps, "the others are launched when the one before is read, or earlier"
+    assert client.scheduler.num_lookahead_tokens == K + 1
     assert min(client.preempted, client.hits, len(gone)) > 0
     # vLLM counts what the engine has drafted and kept, and ours its steps
     events = [event for event in client.events if not (event.result and event.result.error)]
