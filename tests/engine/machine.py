@@ -121,11 +121,11 @@ class Machine:
         return StepOutputs(accepted, next_ids, positions, scores=scores if key.asking else None)
 
     def _drafts(self, inputs: StepInputs, slot: int, k: int) -> list[int]:
-        """Drafts of which the first ones are right, as a draft model makes them; it knows no masks or counts."""
+        """Drafts of which the first ones are right, as a draft model makes them."""
         table, first, drafts = inputs.block_table[slot], int(np.asarray(inputs.positions)[slot]), list[int]()
         visible = [*self._read(table, first), int(np.asarray(inputs.input_ids)[slot, 0])]
         for _ in range(k):
-            token = self._sample(visible, inputs._replace(allowed=None), slot, 0, slot)
+            token = self._sample(visible, inputs, slot, len(drafts), slot)
             luck = random.Random(f"{visible} {inputs.seeds[slot]}").random() < self.chance
             # a draft may fail to sample
             drafts.append(token if luck else NO_ID if token % 5 == 0 else (token + 1) % V)

@@ -79,6 +79,7 @@ def _stages(engine: Engine) -> list[Stage]:
 
 
 def _grammar(ids: Sequence[int]) -> np.ndarray:
+    assert min(ids, default=0) >= 0, "a draft that failed is no id"
     return mask_of(random.Random(f"{list(ids)}").sample(range(V), 12), V)
 
 
@@ -404,6 +405,17 @@ def test_ids_that_masks_force_are_proposed_and_accepted(config: EngineConfig) ->
     (result,) = engine.run([request])
     # the first token is the prefill's, and five steps emit four each
     assert (result.steps, result.accepted) == (5, [5, 5, 5])
+
+
+def test_where_no_mask_is_known_after_a_draft_a_step_emits_one_token() -> None:
+    """As long as a grammar is not compiled, vLLM gives the mask of the next token only."""
+    engine, request = _engine(Machine(chance=1.0)), _request(1, 12, allowed=_grammar)
+
+    def next_only(ids: Sequence[int]) -> np.ndarray | None:
+        return _grammar(ids) if list(ids) == engine.slots.active[0].result.ids else None
+
+    (result,) = engine.run([dataclasses.replace(request, allowed=next_only)])
+    assert (result.ids, result.steps) == (_single(request).ids, 11)
 
 
 ENDS: dict[str, dict[str, Any]] = {

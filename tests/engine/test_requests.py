@@ -16,7 +16,7 @@ from model.logits_processors import MAX_BIASES
 from tests.engine import machine
 from tests.engine.machine import V
 from trnspec.engine.masks import ConstrainedDraft, allows, mask_fn, mask_of
-from trnspec.engine.request import Params, Request, check
+from trnspec.engine.request import Params, Request, Result, check
 
 # more ids than a request may bias
 CONFIG = dataclasses.replace(machine.CONFIG, vocab_size=2 * MAX_BIASES)
@@ -73,6 +73,15 @@ def test_a_request_that_cannot_be_served(change: dict[str, Any], sentence: str) 
         check(CONFIG, _changed(change))
 
 
+def test_what_temperature_and_filters_cannot_say_needs_full_sampling() -> None:
+    assert not Params(0.9, 5, 0.9, 0.1, 3).full_sampling
+    for change in (
+        {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"bad_words": ((1,),)}, {"allowed_token_ids": (1,)},
+        {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.1},
+    ):  # fmt: skip
+        assert Params(**change).full_sampling, change
+
+
 @pytest.mark.parametrize("name", RANGES)
 def test_a_parameter_has_its_range(name: str) -> None:
     for value in RANGES[name]:
@@ -83,6 +92,13 @@ def test_a_parameter_has_its_range(name: str) -> None:
     for value in (below, above, math.nan, True, "1", *((1.0,) if integer else ())):
         with pytest.raises(UserError, match=rf"^{name.replace('_', '-')} is .*; it must be "):
             check(CONFIG, _changed({name: value}))
+
+
+def test_drafts_are_counted_by_their_place_in_a_step() -> None:
+    result = Result()
+    result.count(3, 3, 1)
+    result.count(3, 2, 2)
+    assert (result.drafted, result.accepted, result.steps_of_k) == ([2, 2, 1], [2, 1, 0], {3: 2})
 
 
 def _law(params: Params, ids: Sequence[int], ends: tuple[int, ...], grammar: set[int] | None) -> set[int]:
@@ -142,7 +158,7 @@ def test_drafts_are_followed_as_far_as_the_masks_allow_and_forced_where_one_id_i
     draft = ConstrainedDraft(strict, (), 3, 3)
     for drafts, followed in (
         ([1, 40, 7], [1, 40]), ([9, 40, 5], []), ([1, 3], [1]), ([1, 40, 5], [1, 40, 5]), ([-2, 1], []), ([63], []),
-        ([1, 40, 5, 8], [1, 40, 5]),
+        ([1, 40, 5, 8], [1, 40, 5]), ([1, 40], [1, 40]),
     ):  # fmt: skip
         draft.propose(drafts)
         assert draft.drafts == followed

@@ -71,6 +71,10 @@ def test_a_stop_string_cuts_before_it_wherever_it_is(step: int) -> None:
         assert _cut(stops, step=step) == len(TEXT[:first].encode())
 
 
+def test_of_two_stop_strings_in_one_token_the_first_place_counts() -> None:
+    assert _cut(("2", ", 2")) == _cut((", 2", "2")) == len(TEXT[: TEXT.index(", 2")].encode())
+
+
 @pytest.mark.parametrize("min_tokens", [0, 1, 9, 10, 30])
 def test_a_stop_string_before_min_tokens_is_no_end_and_the_next_one_is(min_tokens: int) -> None:
     """As vLLM: the first occurrence that ends after so many tokens."""
