@@ -71,11 +71,11 @@ def test_probes_take_a_bounded_share_of_the_steps() -> None:
 
 
 def test_the_cost_of_a_k_is_that_of_its_own_steps() -> None:
-    """Two steps after a change of k were launched before it: they take the time of the k before."""
-    chooser, ks = AdaptiveK(KS), [7, 7, 7]
+    """The step after a change of k was launched before it, and the next two take the time of the k before."""
+    chooser, ks = AdaptiveK(KS), [7, 7, 7, 7]
     for _ in range(4000):
         ks = [*ks[1:], chooser.choose()]
-        chooser.ended(ks[-1], DEVICE[ks[0]], [StepResult(ks[-1], ks[-1])])
+        chooser.ended(ks[2], DEVICE[ks[0]], [StepResult(ks[2], ks[2])])
     assert {k: cost / chooser._cost[0] for k, cost in chooser._cost.items()} == pytest.approx(
         {k: seconds / DEVICE[0] for k, seconds in DEVICE.items()}, rel=0.02
     )
@@ -93,7 +93,7 @@ def test_a_k_that_promises_no_more_replaces_none() -> None:
 
 def test_a_step_without_a_time_of_its_own_teaches_acceptance_only() -> None:
     chooser = AdaptiveK(KS)
-    for step in range(300):
+    for step in range(400):
         chooser.ended(chooser.choose(), 1.0 if step < 30 else None, [StepResult(7, 0)])
     assert chooser.tokens(7) < 2 < AdaptiveK(KS).tokens(7)
     assert chooser.current == 7
