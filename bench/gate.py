@@ -55,15 +55,15 @@ class Difference(NamedTuple):
 
 def questions(number: int, seed: int = 16) -> list[Question]:
     """Random requests over the demo's prompts: one, or three and the beginning of their copy."""
-    rng, texts, asked = random.Random(seed), [p.text for p in prompts()], []
+    rng, texts, requests = random.Random(seed), [p.text for p in prompts()], []
     for _ in range(number):
         text = rng.choice(texts)
         if rng.random() < 1 / 3:
             lines = "\n".join(rng.sample(texts, 3)).strip()
             text = f"{lines}\n\n{lines[: rng.randint(20, 60)]}"
         drawn = rng.choice(_TEMPERATURES), rng.choice(_TOP_K), rng.choice(_TOP_P), rng.choice(_MIN_P)
-        asked.append(Question(text, Params(*drawn, rng.getrandbits(63)), rng.choice(_K_LIMITS)))
-    return asked
+        requests.append(Question(text, Params(*drawn, rng.getrandbits(63)), rng.choice(_K_LIMITS)))
+    return requests
 
 
 def differences(baseline: Sequence[Sequence[Any]], speculative: Sequence[Sequence[Any]]) -> list[Difference]:
@@ -76,7 +76,7 @@ def differences(baseline: Sequence[Sequence[Any]], speculative: Sequence[Sequenc
     return found
 
 
-def of_bundle(folder: Path, asked: Sequence[Question], tokens: int) -> dict[str, Any]:
+def of_bundle(folder: Path, requests: Sequence[Question], tokens: int) -> dict[str, Any]:
     """A row: a bundle with drafts and without; requests of one limit are served together."""
     with LLM(folder) as llm:
         spec, ids = llm.bundle.spec, dict[tuple[bool, int], tuple[int, ...]]()
@@ -84,26 +84,28 @@ def of_bundle(folder: Path, asked: Sequence[Question], tokens: int) -> dict[str,
             raise UserError(f"{folder} is a target without a drafter (k 0); give the bundle of a pair")
         room, steps, emitted = max(1, spec.max_len - spec.k - tokens), 0, 0
         for limit, speculation in each([(q, s) for q in (None, 0, 1) for s in (False, True)], "sets of requests"):
-            numbers = [n for n, q in enumerate(asked) if q.k_limit == limit]
-            texts = [llm.tokenizer.encode(asked[n].text).ids[:room] for n in numbers]
+            numbers = [n for n, q in enumerate(requests) if q.k_limit == limit]
+            texts = [llm.tokenizer.encode(requests[n].text).ids[:room] for n in numbers]
             options: dict[str, Any] = {"max_new_tokens": tokens, "speculation": speculation}
             if speculation and limit is not None:
                 options["k_limit"] = limit
-            outputs = llm.generate(texts, [asked[n].params for n in numbers], **options)
+            outputs = llm.generate(texts, [requests[n].params for n in numbers], **options)
             ids |= {(speculation, n): output.ids for n, output in zip(numbers, outputs, strict=True)}
             if speculation and limit is None:
                 steps, emitted = sum(o.steps for o in outputs), sum(len(o.ids) - 1 for o in outputs)
     about = {"drafter": spec.drafter, "k": spec.k, "batch": spec.batch, "dtype": spec.dtype}
-    return about | {"tokens_per_step": round(emitted / max(1, steps), 3)} | _row(ids, len(asked))
+    return about | {"tokens_per_step": round(emitted / max(1, steps), 3)} | _row(ids, len(requests))
 
 
-def of_endpoints(baseline: Endpoint, speculative: Endpoint, asked: Sequence[Question], tokens: int) -> dict[str, Any]:
+def of_endpoints(
+    baseline: Endpoint, speculative: Endpoint, requests: Sequence[Question], tokens: int
+) -> dict[str, Any]:
     """A row: questions sent to both servers in random order; characters are compared where a server returns no ids."""
     rng, found = random.Random(0), dict[tuple[bool, int], list[Any]]()
-    for number, question in each(list(enumerate(asked)), "gate"):
+    for number, question in each(list(enumerate(requests)), "gate"):
         for way, server in rng.sample([(False, baseline), (True, speculative)], 2):
             found[way, number] = server.complete(question.text, question.params, tokens)
-    return {"drafter": speculative.address} | _row(found, len(asked))
+    return {"drafter": speculative.address} | _row(found, len(requests))
 
 
 def _row(answers: Mapping[tuple[bool, int], Sequence[Any]], requests: int) -> dict[str, Any]:
@@ -112,12 +114,12 @@ def _row(answers: Mapping[tuple[bool, int], Sequence[Any]], requests: int) -> di
     return {"requests": requests, "tokens": sum(map(len, baseline)), "differences": found}
 
 
-def add_gaps(row: dict[str, Any], asked: Sequence[Question], checkpoint: Path) -> None:
+def add_gaps(row: dict[str, Any], requests: Sequence[Question], checkpoint: Path) -> None:
     """Fill in how far the target's logits (by transformers, fp32) of both ids of a difference are apart."""
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     for found in (d for d in row["differences"] if d["baseline"] and d["speculative"]):
-        known = tokenizer.encode(asked[found["question"]].text).ids + list(found["before"])
+        known = tokenizer.encode(requests[found["question"]].text).ids + list(found["before"])
         with torch.no_grad():
             logits = model(torch.tensor([known])).logits[0, -1]
         found["gap"] = float(logits[found["baseline"][0]] - logits[found["speculative"][0]])
@@ -148,17 +150,17 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     urls = (options.baseline, options.speculative)
     if [bool(way) for way in (options.bundle, *urls)] not in ([True, False, False], [False, True, True]):
-        raise UserError("one comparison is made; give --bundle DIR alone, or --baseline URL and --speculative URL")
+        raise UserError("one comparison is made; give only --bundle DIR, or --baseline URL and --speculative URL")
     if options.checkpoint and not (options.checkpoint / "config.json").is_file():
         raise UserError(f"{options.checkpoint} holds no checkpoint; give the folder of the target's")
-    asked, about = questions(options.requests, options.seed), header("wall")
+    requests, about = questions(options.requests, options.seed), header("wall")
     baseline, speculative = (Endpoint(url, options.model) for url in urls)
     if options.bundle:
-        row = of_bundle(options.bundle, asked, options.tokens)
+        row = of_bundle(options.bundle, requests, options.tokens)
     else:
-        row = of_endpoints(baseline, speculative, asked, options.tokens)
+        row = of_endpoints(baseline, speculative, requests, options.tokens)
     if row["differences"] and options.checkpoint:
-        add_gaps(row, asked, options.checkpoint)
+        add_gaps(row, requests, options.checkpoint)
     if options.out:
         write_result(options.out, about | {"rows": [row]})
     print(f"{sentence(about)}\n\n{text(row)}")

@@ -81,12 +81,12 @@ def ways_of(llm: LLM) -> dict[str, Way]:
             ASSISTED: _theirs(target, assistant_model=draft)}  # fmt: skip
 
 
-def measure(ways: dict[str, Way], asked: Sequence[tuple[Prompt, list[int]]], tokens: int, rounds: int) -> Rows:
+def measure(ways: dict[str, Way], prompts: Sequence[tuple[Prompt, list[int]]], tokens: int, rounds: int) -> Rows:
     """A run for each block (prompt, round) and way."""
     rng, runs = random.Random(0), Rows()
     for way in ways.values():
-        way(asked[0][1], tokens)
-    blocks = [(prompt, ids, number) for number in range(rounds) for prompt, ids in asked]
+        way(prompts[0][1], tokens)
+    blocks = [(prompt, ids, number) for number in range(rounds) for prompt, ids in prompts]
     for prompt, ids, number in each(rng.sample(blocks, len(blocks)), "blocks"):
         answers = {name: ways[name](ids, tokens) for name in rng.sample(list(ways), len(ways))}
         for name, answer in answers.items():
@@ -141,8 +141,8 @@ def run(folder: Path, tokens: int, rounds: int, every: int) -> dict[str, Any]:
     with LLM(folder) as llm:
         if not llm.bundle.spec.k:
             raise UserError(f"{folder} is a target without a drafter (k 0); give the bundle of a pair")
-        asked = [(p, llm.tokenizer.encode(p.text).ids) for p in demo.prompts(every)]
-        runs = measure(ways_of(llm), asked, tokens, rounds)
+        prompts = [(p, llm.tokenizer.encode(p.text).ids) for p in demo.prompts(every)]
+        runs = measure(ways_of(llm), prompts, tokens, rounds)
     settings = f"k {llm.bundle.spec.k}, batch 1, fp32, greedy, {tokens} new tokens, rounds: {rounds}"
     return made_by | {"settings": settings, "rows": aggregate(runs)}
 

@@ -9,10 +9,11 @@ from model.errors import UserError
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.request import MaskFn, Params, Request, check
 
+_NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 # served by the graphs
 _BY_GRAPHS = {
-    "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "logprobs", "prompt_logprobs", "structured_outputs",
+    *_NUMBERS, "top_k", "seed", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "logprobs",
+    "prompt_logprobs", "structured_outputs",
 }  # fmt: skip
 # served by vLLM from the output tokens
 _BY_VLLM = {
@@ -45,18 +46,13 @@ def reject_unsupported(requested: Mapping[str, Any], defaults: dict[str, Any]) -
 def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, allowed: MaskFn | None = None) -> Request:
     """The engine's request for prompt token ids and vLLM's SamplingParams, with the masks of a structured request."""
     params = Params(
-        float(sampling.temperature),
-        max(0, sampling.top_k),
-        float(sampling.top_p),
-        float(sampling.min_p),
-        sampling.seed or 0,
-        float(sampling.presence_penalty),
-        float(sampling.frequency_penalty),
-        float(sampling.repetition_penalty),
-        {token: float(bias) for token, bias in (sampling.logit_bias or {}).items()},
-        tuple(sampling.allowed_token_ids or ()),
-        tuple(map(tuple, sampling.bad_words_token_ids or ())),
-        sampling.min_tokens,
+        **{name: float(getattr(sampling, name)) for name in _NUMBERS},
+        top_k=max(0, sampling.top_k),
+        seed=sampling.seed or 0,
+        logit_bias={token: float(bias) for token, bias in (sampling.logit_bias or {}).items()},
+        allowed_token_ids=tuple(sampling.allowed_token_ids or ()),
+        bad_words=tuple(map(tuple, sampling.bad_words_token_ids or ())),
+        min_tokens=sampling.min_tokens,
     )
     end = () if sampling.eos_token_id is None else (sampling.eos_token_id,)
     return Request(

@@ -104,10 +104,6 @@ class BundlePlatform(Platform):
         return False
 
     @classmethod
-    def inference_mode(cls) -> Any:
-        return torch.no_grad()
-
-    @classmethod
     def import_kernels(cls) -> None:
         """Import none: no kernel of vLLM's runs, and those of its CPU package need AVX-512."""
 
@@ -196,6 +192,7 @@ def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
     copies, ranks, length = parallel.data_parallel_size, parallel.world_size, config.model_config.max_model_len
     requests, chunked = config.scheduler_config.max_num_seqs, config.scheduler_config.enable_chunked_prefill
     blocks, fewest = config.cache_config.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
+    enough = blocks is None or fewest <= blocks <= spec.pool
     # vLLM calls this again in its engine's process, with the speculative-config that the first call has set
     method = speculative and speculative.method
     for option, value, followed, supported in (
@@ -205,12 +202,7 @@ def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
         ("max-model-len", length, length == spec.max_len, f"the bundle's is {spec.max_len}, leave it out"),
         ("max-num-seqs", requests, requests <= spec.batch, f"the bundle has {spec.batch} slots, lower it"),
         ("enable-chunked-prefill", chunked, chunked, "a bundle needs it, leave it out"),
-        (
-            "num-gpu-blocks-override",
-            blocks,
-            blocks is None or fewest <= blocks <= spec.pool,
-            f"this bundle takes {fewest} to {spec.pool}",
-        ),
+        ("num-gpu-blocks-override", blocks, enough, f"this bundle takes {fewest} to {spec.pool}"),
     ):
         if not followed:
             raise UserError(f"{option} is {value}; {supported}")

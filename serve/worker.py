@@ -78,9 +78,6 @@ class BundleWorker(WorkerBase):
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """The runtime owns the caches."""
 
-    def update_max_model_len(self, max_model_len: int) -> None:
-        """A bundle has a fixed length."""
-
     @report_to_parent()
     def compile_or_warm_up_model(self) -> CompilationTimes:
         begin = time.perf_counter()
@@ -141,9 +138,8 @@ class BundleWorker(WorkerBase):
         pieces = self._pieces(scheduler_output)
         for number, length in pieces.items():
             self.engine.prefill(number, length)
-        if not pieces:
-            # the next step runs while this one's output is read and scheduled
-            self.engine.launch_next()
+        # the next step runs while this one's output is read and scheduled; none is launched ahead of a chunk's
+        self.engine.launch_next()
         events = self._end()
         while pieces and self.engine.launched:
             events += self._end()
@@ -227,12 +223,6 @@ class BundleWorker(WorkerBase):
         if not (self.engine.speculative and k):
             return None
         return DraftTokenIds(list(self.numbers), [[-1] * k for _ in self.numbers])
-
-    def execute_dummy_batch(self) -> None:
-        """No rank waits for another: one process drives all of them."""
-
-    def synchronize_device(self) -> None:
-        """A step has ended when its output is read."""
 
     def shutdown(self) -> None:
         if hasattr(self, "runner"):

@@ -1,6 +1,6 @@
 """A kernel's simulated time: its critical path by stage, and bounds from the chip's constants.
 
-Prompt attention: the Vector Engine alone takes maxima, of one number a cycle and partition; every score passes it once.
+Prompt attention: only the Vector Engine takes maxima, of one number a cycle and partition; every score passes it once.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ PROMPT_PRODUCTS = (
     *(case for shard in LONG_ROWS for case in prompt_cases(shard, 2048, lnc=2)),
 )
 
-# layers of a launch: of the target up to 16, of a draft up to all; without sums over ranks, what one launch does alone
+# layers of a launch: of the target up to 16, of a draft up to all; `-alone`: without sums over ranks
 DRAFTS_ON_TWO = (Shard("1.7B", 32, 4, 1), Shard("0.6B", 32, 4, 1))
 FEW_LAYERS = (
     *(layers_case(shard, count) for shard in (TARGET, *DRAFTS_ON_TWO) for count in (1, 2)),

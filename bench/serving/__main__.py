@@ -63,13 +63,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     urls = [bool(options.baseline), bool(options.speculative)]
     if urls != [not options.demo] * 2:
-        raise UserError("two servers are compared; give --baseline URL and --speculative URL, or --demo alone")
+        raise UserError("two servers are compared; give --baseline URL and --speculative URL, or only --demo")
     if options.demo:
         options.tokenizer = str(demo.TARGET)
         python = options.vllm.parent / "python"
         look = "import importlib.util as u; assert all(map(u.find_spec, ('vllm', 'pandas')))"
         if not python.is_file() or subprocess.run([python, "-c", look], check=False, capture_output=True).returncode:
-            raise UserError(f"the Python beside {options.vllm} lacks vLLM or pandas; run make serve-report")
+            raise UserError(f"the Python next to {options.vllm} lacks vLLM or pandas; run make serve-report")
     return options
 
 
@@ -200,14 +200,14 @@ def table(rows: Rows) -> str:
 def main(arguments: list[str]) -> None:
     """Gate, load, table; exit 1 if the gate found a difference."""
     options, made_by = _options(arguments), header("wall")
-    prompts, asked = demo.prompts_of(options.prompts), gate.questions(options.gate, options.seed)
+    prompts, requests = demo.prompts_of(options.prompts), gate.questions(options.gate, options.seed)
     with ExitStack() as stack:
         if options.demo:
             endpoints = demo_servers(options, stack)
         else:
             urls = {BASELINE: options.baseline, SPECULATIVE: options.speculative}
             endpoints = {name: Endpoint(url, options.model) for name, url in urls.items()}
-        gated = gate.of_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], asked, min(64, options.tokens))
+        gated = gate.of_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], requests, min(64, options.tokens))
         runs = load(endpoints, prompts, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
     identical = not gated["differences"]
     rows = summary(runs, identical)

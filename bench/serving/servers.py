@@ -76,7 +76,7 @@ class Endpoint(NamedTuple):
 def serving(vllm: Path, port: int, arguments: Sequence[str], log: Path, **environment: str) -> Iterator[Endpoint]:
     """Start `vllm serve` on one thread without prefix caching and yield its endpoint once it answers.
 
-    Compiled graphs stay beside the log, for the next one that runs them.
+    Compiled graphs stay next to the log, for the next one that runs them.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {"JAX_COMPILATION_CACHE_DIR": str(log.parent.resolve() / "compiled")} | os.environ | _ONE_THREAD

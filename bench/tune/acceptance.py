@@ -18,7 +18,7 @@ _EXPECTED = '{"tables": [{"name", "draft", "unconditional"}]} as bench.tune.trac
 class Acceptance:
     """Acceptance of a drafter on a workload: `shares[i]` of all steps accept draft i + 1 and all before it.
 
-    `drafter` is "" where any fits. Where tokens a step are known at one k alone, `only_k` is that k.
+    `drafter` is "" where any fits. Where tokens a step are known at one k only, `only_k` is that k.
     """
 
     workload: str

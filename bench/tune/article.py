@@ -1,4 +1,4 @@
-"""The claims of AWS's article on speculative decoding of Qwen3 on Trainium2, beside the tuner's model of its setup."""
+"""The claims of AWS's article on speculative decoding of Qwen3 on Trainium2, next to the tuner's model of its setup."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ _K, _BATCH = 7, 8
 SAMPLINGS = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}
 
 
-def tables(llm: LLM, name: str, asked: Sequence[Prompt], tokens: int) -> Iterator[dict[str, Any]]:
+def tables(llm: LLM, name: str, prompts: Sequence[Prompt], tokens: int) -> Iterator[dict[str, Any]]:
     """A row for each temperature and class of prompts."""
     for temperature, params in SAMPLINGS.items():
-        for entropy in dict.fromkeys(p.entropy for p in asked):
-            texts = [p.text for p in asked if p.entropy == entropy]
+        for entropy in dict.fromkeys(p.entropy for p in prompts):
+            texts = [p.text for p in prompts if p.entropy == entropy]
             seeded = [replace(params, seed=n) for n in range(len(texts))]
             outputs = llm.generate(texts, seeded, max_new_tokens=tokens)
             steps = sum(o.steps for o in outputs)
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, default=Path("bundles/trace"), help="for the demo's bundles")
     parser.add_argument("--out", type=output_file, help="write the tables here, JSON")
     options = parser.parse_args(arguments)
-    asked, made_by, rows = demo.prompts_of(options.prompts), header("wall"), list[dict[str, Any]]()
+    prompts, made_by, rows = demo.prompts_of(options.prompts), header("wall"), list[dict[str, Any]]()
     folders = {str(folder): folder for folder in options.bundle} or {
         name: demo.bundle(options.folder / name, name, _K, batch=_BATCH)
         for name in each(options.drafters, "building bundles")
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
         with LLM(folder) as llm:
             if not llm.bundle.spec.k:
                 raise UserError(f"{folder} is a target without a drafter (k 0); give the bundle of a pair")
-            rows += tables(llm, llm.bundle.spec.drafter if options.bundle else name, asked, options.tokens)
+            rows += tables(llm, llm.bundle.spec.drafter if options.bundle else name, prompts, options.tokens)
     if options.out:
         write_result(options.out, made_by | {"tokens": options.tokens, "tables": rows})
     print(f"{sentence(made_by)}; {options.tokens} new tokens; tokens a step.\n\n{text(rows)}")

@@ -17,6 +17,12 @@ def plan(q, t, first, last):
     for chunk in chunks:
         start = (chunk.pack.group - first) * rows
         chunk.pack.q_DR = q_DR[:, start : start + chunk.pack.count * rows]
+    final = chunks[len(chunks) - 1]
+    if final.index == 0 and final.pack.count > 2:
+        # a short launch ends with small stores: its last groups are multiplied, normalized and stored one by one
+        final.spans = []
+        for i in range(final.pack.count):
+            final.spans.append((i, i + 1))
     return chunks
 
 

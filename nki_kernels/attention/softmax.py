@@ -121,13 +121,14 @@ def multiply(chunk, launch):
     """Weighted values: PSUM (R, groups, D). A row's result is in the block of its group."""
     shape = (chunk.weights_PRR.shape[2], chunk.pack.count, launch.t.dim)
     chunk.part_psum_RGD = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    for j in range(RUN):
-        nisa.nc_matmul(
-            dst=chunk.part_psum_RGD,
-            stationary=chunk.weights_PRR[:, j, :],
-            moving=chunk.values_PGRD[:, :, j, :],
-            accumulate=j > 0,
-        )
+    for span in chunk.spans:
+        for j in range(RUN):
+            nisa.nc_matmul(
+                dst=chunk.part_psum_RGD[:, span[0] : span[1], :],
+                stationary=chunk.weights_PRR[:, j, :],
+                moving=chunk.values_PGRD[:, span[0] : span[1], j, :],
+                accumulate=j > 0,
+            )
 
 
 def add_sums(chunk, launch):
@@ -166,7 +167,9 @@ def add_values(chunk, launch):
         dtype = launch.out_BHND.dtype
     values_RGD = nl.ndarray(part.shape, dtype=dtype)
     if chunk.index == 0 and chunk.last:
-        nisa.tensor_scalar(dst=values_RGD, data=part, op0=nl.multiply, operand0=pack.inverse_R1)
+        for span in chunk.spans:
+            dst, data = values_RGD[:, span[0] : span[1], :], part[:, span[0] : span[1], :]
+            nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=pack.inverse_R1)
     elif chunk.index == 0:
         nisa.tensor_copy(dst=values_RGD, src=part, engine=nisa.engine.scalar)
     else:

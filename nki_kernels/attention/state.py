@@ -62,5 +62,7 @@ class Chunk(nl.NKIObject):
         self.rescale_R1 = None
         # transpose: weights by key tile with keys on partitions (128, RUN, R)
         self.weights_PRR = None
+        # groups, first and last, whose values are multiplied and stored together (plan)
+        self.spans = [(0, pack.count)]
         # multiply: weighted values, PSUM fp32 (R, G, D)
         self.part_psum_RGD = None

@@ -54,14 +54,14 @@ def gumbel_noise(seed: tuple[int, int], position: int, ids: range, domain: int =
 def kept_ids(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
     """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits are kept or removed together."""
     mass = np.exp((logits - logits.max()) / row.temperature)
-    kept = mass >= row.min_p
-    above = np.array([np.sum(kept & (logits > x)) for x in logits])
+    mask = mass >= row.min_p
+    above = np.array([np.sum(mask & (logits > x)) for x in logits])
     if row.top_k > 0:
-        kept &= above < row.top_k
+        mask &= above < row.top_k
     if row.top_p < 1:
-        better = np.array([mass[kept & (logits > x)].sum() for x in logits])
-        kept &= better < row.top_p * mass[kept].sum()
-    return kept
+        better = np.array([mass[mask & (logits > x)].sum() for x in logits])
+        mask &= better < row.top_p * mass[mask].sum()
+    return mask
 
 
 def coupled_sample(logits: Array, noise: Array, row: RowParameters) -> int:

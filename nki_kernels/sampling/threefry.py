@@ -121,10 +121,10 @@ def threefry(counter, second, injections):
     # in the first round x1 is one word per partition
     start = packed(add(second, injections[0][1]))
     x0 = add_column(counter, column(packed(add(start, injections[0][0]))))
-    parts, turned = rotate_left(start, ROTATIONS[0]), new_words(start)
-    nisa.tensor_tensor(dst=turned, data1=parts[0], data2=parts[1], op=nl.bitwise_xor)
+    parts, rotated = rotate_left(start, ROTATIONS[0]), new_words(start)
+    nisa.tensor_tensor(dst=rotated, data1=parts[0], data2=parts[1], op=nl.bitwise_xor)
     x1 = new_words(counter)
-    nisa.tensor_scalar(dst=x1, data=packed(x0), op0=nl.bitwise_xor, operand0=turned)
+    nisa.tensor_scalar(dst=x1, data=packed(x0), op0=nl.bitwise_xor, operand0=rotated)
     for r in range(1, ROUNDS):
         if r % 4 == 0:
             x0 = add_all(x0, column(injections[r // 4][0]), x1)

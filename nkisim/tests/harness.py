@@ -7,10 +7,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from nkisim.errors import Relaxed
 from nkisim.tests import witness
 
 STORED = {
@@ -72,6 +74,14 @@ def on_hbm(kernel: Callable[..., Any], inputs: Sequence[Any]) -> Any:
 def run(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **policy: Any) -> Any:
     """Run a plain function as a kernel."""
     return _both(kernel, args, lnc, nkisim.Policy(**policy))
+
+
+def vendor(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **more: Any) -> Any:
+    """Run a kernel by the policy vendor; exactly one relaxation is warned of, once."""
+    with pytest.warns(Relaxed) as caught:
+        result = nkisim.run(nkisim.jit(kernel)[lnc], args, policy="vendor", **more).outputs
+    assert len([w for w in caught if w.category is Relaxed]) == 1
+    return result
 
 
 def tile(rows: int = 128, columns: int = 8, dtype: str = "float32", value: float = 1) -> Any:

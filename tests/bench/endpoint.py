@@ -10,6 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
+def seeded_ids(body: dict[str, Any]) -> dict[str, Any]:
+    """An answer whose token ids are the prompt's length and the seed."""
+    return {"text": "x", "token_ids": [len(body["prompt"]), body["seed"] % 1000]}
+
+
 @contextmanager
 def endpoint(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[str]:
     """The address of a server whose one choice is `answer(the request's body)`."""

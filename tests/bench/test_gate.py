@@ -14,16 +14,16 @@ from tokenizers import Tokenizer
 from bench import demo, gate
 from bench.serving.servers import Endpoint
 from model.errors import UserError
-from tests.bench.endpoint import endpoint
+from tests.bench.endpoint import endpoint, seeded_ids
 from trnspec.engine.request import Params
 from trnspec.llm import Output
 
 
 def test_the_requests_are_of_every_kind() -> None:
-    asked = gate.questions(200)
-    assert len({(q.k_limit, q.params.temperature > 0, q.params.filters) for q in asked}) == 3 * 3, "greedy filters none"
-    assert len({q.text for q in asked}) > len(demo.prompts()), "some are three prompts and the beginning of their copy"
-    assert gate.questions(200) == asked != gate.questions(200, seed=1)
+    found = gate.questions(200)
+    assert len({(q.k_limit, q.params.temperature > 0, q.params.filters) for q in found}) == 3 * 3, "greedy filters none"
+    assert len({q.text for q in found}) > len(demo.prompts()), "some are three prompts and the beginning of their copy"
+    assert gate.questions(200) == found != gate.questions(200, seed=1)
 
 
 def test_the_first_difference_is_placed() -> None:
@@ -62,19 +62,15 @@ def test_a_bundle_passes_and_a_forged_id_is_found_and_weighed(
         gate.main(flags)
 
 
-def _ids(body: dict[str, Any]) -> dict[str, Any]:
-    return {"text": "x", "token_ids": [len(body["prompt"]), body["seed"] % 1000]}
-
-
 def _other(body: dict[str, Any]) -> dict[str, Any]:
-    return {"text": "x", "token_ids": [len(body["prompt"]), -1 if body["temperature"] else body["seed"] % 1000]}
+    return seeded_ids(body | {"seed": -1} if body["temperature"] else body)
 
 
 def test_two_servers_are_compared_by_ids_or_characters_and_a_dead_one_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags, drawn = ["--requests", "20", "--tokens", "4"], [q for q in gate.questions(20) if q.params.temperature]
-    with endpoint(_ids) as first, endpoint(_ids) as second, endpoint(_other) as third:
+    with endpoint(seeded_ids) as first, endpoint(seeded_ids) as second, endpoint(_other) as third:
         gate.main(["--baseline", first, "--speculative", second, *flags])
         with pytest.raises(SystemExit, match="1"):
             gate.main(["--baseline", first, "--speculative", third, *flags])

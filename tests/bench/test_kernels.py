@@ -11,17 +11,12 @@ import pytest
 from bench.kernels import __main__ as kernels
 from bench.kernels.cases import CASES
 from bench.kernels.explain import prompt_bound_ns, sums_ns
-from bench.kernels.layer import MANY_LAYERS
 from model.errors import UserError
 from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.trn2 import TRN2
 
 SMALL = "accept_drafts_kernel/M32-B4-N8"
-
-
-def test_names_are_unique() -> None:
-    names = [case.full_name for case in CASES]
-    assert len(set(names)) == len(names)
+BY_NAME = {case.full_name: case for case in CASES}
 
 
 def test_a_json_row_says_where_its_number_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,29 +31,27 @@ def test_a_json_row_says_where_its_number_comes_from(capsys: pytest.CaptureFixtu
     assert 0 < row["peak_bytes_per_partition"]["sbuf"] < 224 * 1024
 
 
-def test_the_table_names_the_simulation(capsys: pytest.CaptureFixture[str]) -> None:
-    kernels.main(["--only", SMALL])
-    out = capsys.readouterr().out
-    assert "us (simulated)" in out
-    assert "wall" not in out
-
-
-def test_a_wrong_selection_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="no case contains 'nothing'"):
-        kernels.main(["--only", "nothing"])
+@pytest.mark.parametrize("flags", [["--only", "nothing"], ["--explain"], ["--recording", "x"], ["--picture", "x"]])
+def test_a_wrong_selection_is_one_sentence(flags: list[str]) -> None:
+    """One case is explained, recorded or drawn, and a text chooses at least one; names are unique."""
+    with pytest.raises(UserError, match="no case contains 'nothing'" if "nothing" in flags else "take one case"):
+        kernels.main(flags)
+    assert len(BY_NAME) == len(CASES)
 
 
 def test_no_bigger_transfer_than_the_law_says_but_the_rows() -> None:
     """The attention kernel reads the cache once: what it moves beyond that are the rows."""
-    case = next(c for c in CASES if "S1024-N8-D128-bf16" in c.name and "B4-H2" in c.name and c.lnc == 1)
-    row = kernels.simulate(case)
+    row = kernels.simulate(BY_NAME["verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16"])
     assert row["hbm_bytes"] < row["moved_bytes"] < 1.06 * row["hbm_bytes"]
 
 
-def test_a_device_puts_both_columns_side_by_side(
+def test_the_table_names_the_simulation_and_a_device_adds_its_column(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a vendor's nki in the process, the simulated column comes from another one."""
+    kernels.main(["--only", SMALL])
+    out = capsys.readouterr().out
+    assert ("us (simulated)" in out, "wall" in out) == (True, False)
     monkeypatch.setattr(kernels, "measure", lambda case: 12.5)
     monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))
     assert kernels.has_device()
@@ -71,17 +64,15 @@ def test_a_device_puts_both_columns_side_by_side(
 
 def test_the_parts_of_a_critical_path_are_the_whole_time(capsys: pytest.CaptureFixture[str]) -> None:
     kernels.main(["--explain", "--only", SMALL])
-    *stages, whole = [line.split(" | ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][
-        1:
-    ]
+    lines = [line.split(" | ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    *stages, total = map(float, lines[1:])
     assert len(stages) > 3
-    assert sum(map(float, stages)) == pytest.approx(float(whole), abs=0.01 * len(stages))
-    (case,) = [case for case in CASES if case.full_name.startswith(SMALL)]
-    assert float(whole) == pytest.approx(kernels.simulate(case)["us"], abs=0.01)
+    assert sum(stages) == pytest.approx(total, abs=0.01 * len(stages))
+    assert total == pytest.approx(kernels.simulate(BY_NAME[SMALL])["us"], abs=0.01)
 
 
 def test_no_order_beats_the_bound_of_prompts() -> None:
-    case = next(c for c in CASES if c.full_name == "prompt_attention_kernel/C128-S8192-H2-G1-D128-bf16")
+    case = BY_NAME["prompt_attention_kernel/C128-S8192-H2-G1-D128-bf16"]
     assert case.dims
     assert prompt_bound_ns(case.dims, cores=2) == prompt_bound_ns(case.dims) / 2
     share = case.cost().flops / 78.6e3 / prompt_bound_ns(case.dims)
@@ -91,16 +82,7 @@ def test_no_order_beats_the_bound_of_prompts() -> None:
 
 def test_no_schedule_beats_the_sums_over_ranks() -> None:
     """Two collectives a layer, each behind the one before, and the joins of two cores."""
-    one, two = (
-        next(c for c in MANY_LAYERS if c.name.startswith("1.7B") and "-L4" in c.name and c.lnc == n) for n in (1, 2)
-    )
-    bounds = {case.lnc: sums_ns(case.recorded().events) for case in (one, two)}
-    assert 8 * collective_ns(0, 32, 1, TRN2.at("nominal")) < bounds[1] < bounds[2] - 8 * 4100
-    assert bounds[1] < 1e3 * kernels.simulate(one)["us"]
-    assert bounds[2] < 1e3 * kernels.simulate(two)["us"]
-
-
-@pytest.mark.parametrize("flags", [["--explain"], ["--recording", "x"], ["--picture", "x"]])
-def test_one_case_is_explained_recorded_or_drawn(flags: list[str]) -> None:
-    with pytest.raises(UserError, match="take one case"):
-        kernels.main(flags)
+    cases = [BY_NAME[f"decode_layers_kernel/1.7B-tp32-B4-N1-S1024-L4{lnc}"] for lnc in ("", "-lnc2")]
+    one, two = (sums_ns(case.recorded().events) for case in cases)
+    assert 8 * collective_ns(0, 32, 1, TRN2.at("nominal")) < one < two - 8 * 4100
+    assert all(bound < 1e3 * kernels.simulate(case)["us"] for bound, case in zip((one, two), cases, strict=True))

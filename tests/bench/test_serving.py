@@ -17,7 +17,7 @@ from bench.serving.servers import Endpoint
 from bench.serving.servers import serving as started
 from bench.tune import acceptance
 from model.errors import UserError
-from tests.bench.endpoint import endpoint
+from tests.bench.endpoint import endpoint, seeded_ids
 
 # a saved result of `vllm bench serve`, by vllm/benchmarks/serve.py
 RESULT: dict[str, Any] = {
@@ -37,10 +37,6 @@ open(flags["--result-filename"], "w").write(json.dumps(result))
 """
 
 
-def _ids(body: dict[str, Any]) -> dict[str, Any]:
-    return {"text": "x", "token_ids": [len(body["prompt"]), body["seed"] % 1000]}
-
-
 def _script(file: Path, text: str) -> str:
     file.write_text(text)
     file.chmod(0o755)
@@ -52,9 +48,9 @@ def test_ratios_are_shown_where_answers_are_identical(
     identical: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(body: dict[str, Any]) -> dict[str, Any]:
-        return _ids(body) if identical else {"text": "x", "token_ids": [9]}
+        return seeded_ids(body) if identical else {"text": "x", "token_ids": [9]}
 
-    with endpoint(_ids) as baseline, endpoint(answer) as speculative:
+    with endpoint(seeded_ids) as baseline, endpoint(answer) as speculative:
         vllm = _script(tmp_path / "vllm", CLIENT.format(result=json.dumps(RESULT), baseline=baseline))
         flags = f"--baseline {baseline}/v1/ --speculative {speculative} --requests 6 --clients 4 --gate 5 --rounds 1"
         with nullcontext() if identical else pytest.raises(SystemExit, match="1"):

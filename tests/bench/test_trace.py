@@ -15,7 +15,7 @@ from bench.tune import acceptance, trace
 from model.errors import UserError
 from trnspec.llm import Output
 
-ASKED = [Prompt("a", "structured", "x"), Prompt("b", "structured", "y"), Prompt("c", "open", "z")]
+PROMPTS = [Prompt("a", "structured", "x"), Prompt("b", "structured", "y"), Prompt("c", "open", "z")]
 # accepted drafts by position and steps of each prompt
 ACCEPTED = {"x": ((2, 1), 2), "y": ((1,), 2), "z": ((0, 0), 3)}
 
@@ -28,7 +28,7 @@ def _generate(texts: list[str], params: list[Any], max_new_tokens: int) -> list[
 def test_shares_are_of_all_steps_and_the_tuner_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = mock.MagicMock()
     monkeypatch.setattr(trace, "LLM", llm)
-    monkeypatch.setattr(demo, "prompts", lambda: ASKED)
+    monkeypatch.setattr(demo, "prompts", lambda: PROMPTS)
     opened = llm.return_value.__enter__.return_value
     opened.bundle.spec, opened.generate = SimpleNamespace(k=2, drafter="chain"), _generate
     flags = ["--bundle", "pair", "--out", str(tmp_path / "a.json")]

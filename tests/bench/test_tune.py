@@ -102,8 +102,8 @@ def test_simulated_times_are_remembered_and_a_damaged_file_is_simulated_again(
         assert passes.layers_us(shard) == pytest.approx(expected)
 
 
-def _file(folder: Path, text: Any) -> str:
-    (folder / "trace.json").write_text(text if isinstance(text, str) else json.dumps({"tables": text}))
+def _file(folder: Path, tables: Any) -> str:
+    (folder / "trace.json").write_text(tables if isinstance(tables, str) else json.dumps({"tables": tables}))
     return str(folder / "trace.json")
 
 

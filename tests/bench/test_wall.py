@@ -12,7 +12,7 @@ from bench.provenance import write_result
 from bench.wall import ALONE, ASSISTED, GREEDY, OURS, Answer, Rows, Way, aggregate, measure
 
 MS = {ALONE: 8.0, OURS: 2.0, GREEDY: 11.0, ASSISTED: 5.0}
-ASKED = [(Prompt(f"{entropy} {n}", entropy, ""), [n]) for entropy in ENTROPIES for n in (1, 2, 3)]
+PROMPTS = [(Prompt(f"{entropy} {n}", entropy, ""), [n]) for entropy in ENTROPIES for n in (1, 2, 3)]
 
 
 def _measured(others: dict[str, list[int]]) -> tuple[Rows, list[str]]:
@@ -27,14 +27,14 @@ def _measured(others: dict[str, list[int]]) -> tuple[Rows, list[str]]:
 
         return answer
 
-    runs = measure({name: way(name) for name in MS}, ASKED, tokens=3, rounds=2)
+    runs = measure({name: way(name) for name in MS}, PROMPTS, tokens=3, rounds=2)
     return runs, served[len(MS) :]
 
 
 def test_every_way_serves_every_block_in_a_new_order_and_ratios_are_of_runs_side_by_side() -> None:
     runs, served = _measured({})
     blocks = [served[at : at + len(MS)] for at in range(0, len(served), len(MS))]
-    assert len(blocks) == 2 * len(ASKED)
+    assert len(blocks) == 2 * len(PROMPTS)
     assert all(set(block) == set(MS) for block in blocks)
     assert len({tuple(block) for block in blocks}) > 1
     assert [r["way"] for r in aggregate(runs)] == [*MS, *MS]

@@ -7,14 +7,15 @@ every later token. Half of the drafts are right.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from model.graph_io import StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.logits_processors import PROMPT_FLAG
+from model.logits_processors import FORBIDDEN, PROMPT_FLAG
 from model.logprobs import TOP
 from model.sampling import NO_ID
 from trnspec.engine.config import EngineConfig
@@ -25,36 +26,62 @@ CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128),
                       logprobs_prompt=(256, 512))  # fmt: skip
 
 
+def graph_keys(config: EngineConfig) -> Iterator[GraphKey]:
+    """The graphs of a bundle's plan."""
+    yield from (GraphKey(Stage.PREFILL, config.k, bucket, rows=rows) for rows, bucket in config.prompts)
+    rows, bucket = config.logprobs_prompt
+    yield GraphKey(Stage.PREFILL_LOGPROBS, config.k, bucket, rows=rows)
+    for bucket in config.buckets:
+        yield from (GraphKey(Stage.STEP, k, bucket, filters) for k in (0, *config.ks) for filters in (False, True))
+        halves = (Stage.VERIFY,) if config.host_drafts or not config.k else (Stage.DRAFT, Stage.VERIFY)
+        yield from (GraphKey(stage, config.k, bucket) for stage in halves)
+
+
 class Machine:
-    """The device of an engine: `keys` are the graphs that ran, `cleared` the slots that were cleared.
+    """The device of an engine: `keys` are the graphs that ran, `cleared` the slots and blocks that were cleared.
 
     A `strict` one refuses rows without a block, as an outer scheduler gives them.
     """
 
-    def __init__(self, blocks: int = CONFIG.pool, chance: float = 0.5, strict: bool = False) -> None:
-        self.pool, self.chance, self.strict = np.full((blocks, BLOCK), -9, np.int64), chance, strict
-        self.counts = np.zeros((BATCH, V), np.int64)
-        self.keys, self.cleared, self.loaded = list[GraphKey](), list[int](), set[GraphKey]()
+    def __init__(self, config: EngineConfig = CONFIG, chance: float = 0.5, strict: bool = False) -> None:
+        self.pool, self.chance, self.strict = np.full((config.pool, BLOCK), -9, np.int64), chance, strict
+        self.config, self.counts = config, np.zeros((BATCH, V), np.int64)
+        self.keys, self.cleared, self.loaded = list[GraphKey](), list[tuple[int, tuple[int, ...]]](), set[GraphKey]()
+        self.bundle: Any = SimpleNamespace(plan=SimpleNamespace(by_key=dict.fromkeys(graph_keys(config))))
+        # tokens of prompts that were computed
+        self.prefilled = 0
         self.broken = NO_ID - 1
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        self.keys.append(key)
+        self._check(key, inputs)
         return self._prefill(key, inputs) if key.is_prefill else self._step(key, inputs)
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         """The newest tokens and k drafts after each."""
-        self.keys.append(key)
+        self._check(key, inputs)
         rows = [self._drafts(inputs, slot, key.k) for slot in range(BATCH)]
         return np.concatenate((np.asarray(inputs.input_ids), np.array(rows)), 1)
 
+    def _check(self, key: GraphKey, inputs: StepInputs) -> None:
+        """Only graphs of the plan run, on ids of their shape."""
+        assert key in self.bundle.plan.by_key
+        rows = key.k + 1 if key.stage is Stage.VERIFY or self.config.host_drafts else 1
+        shape = (1, key.rows) if key.is_prefill else (BATCH, rows)
+        assert inputs.input_ids.shape == shape
+        self.keys.append(key)
+
+    def prepare(self, key: GraphKey, warm: bool = True) -> None:
+        self.loaded.add(key)
+
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
-        self.cleared.append(slot)
+        self.cleared.append((slot, tuple(blocks)))
 
     def _prefill(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         first, count, slot = (int(x[0]) for x in (inputs.positions, inputs.num_tokens, inputs.slots))
         table, ids = inputs.block_table[0], inputs.input_ids[0, :count].tolist()
         assert 0 < count <= key.rows
         assert first + count <= key.bucket
+        self.prefilled += count
         self._write(table, first, ids)
         if key.full_sampling:
             self.counts[slot] = inputs.prompt_token_counts[0]
@@ -65,7 +92,7 @@ class Machine:
             self.counts[slot, token] += 1
         scores = np.zeros((1, key.rows, 2 + 2 * TOP), np.float32)
         for row, scored in enumerate([*ids[1:], token if following < 0 else following]):
-            scores[0, row] = _score(visible[: first + row + 1], scored)
+            scores[0, row] = score_of(visible[: first + row + 1], scored)
         accepted = np.full((1, key.k + 1), -1)
         accepted[0, 0] = token
         if key.stage is Stage.PREFILL:
@@ -85,7 +112,7 @@ class Machine:
             visible = self._read(table, first + 1)
             for row in range(key.k + 1):
                 token = self._sample(visible, inputs, slot, row, slot)
-                accepted[slot, row], scores[slot, row] = token, _score(visible, token)
+                accepted[slot, row], scores[slot, row] = token, score_of(visible, token)
                 visible.append(token)
                 if row >= inputs.k_limits[slot] or drafts[row] != token:
                     break
@@ -97,13 +124,14 @@ class Machine:
         return StepOutputs(accepted, next_ids, positions, scores=scores if key.full_sampling else None)
 
     def _drafts(self, inputs: StepInputs, slot: int, k: int) -> list[int]:
-        """Drafts of which the first ones are right, as a draft model makes them; it knows no masks or counts."""
+        """Drafts of which the first ones are right, as a draft model makes them."""
         table, first, drafts = inputs.block_table[slot], int(np.asarray(inputs.positions)[slot]), list[int]()
         visible = [*self._read(table, first), int(np.asarray(inputs.input_ids)[slot, 0])]
         for _ in range(k):
-            token = self._sample(visible, inputs._replace(allowed=None), slot, 0, slot)
+            token = self._sample(visible, inputs, slot, len(drafts), slot)
             luck = random.Random(f"{visible} {inputs.seeds[slot]}").random() < self.chance
-            drafts.append(token if luck else (token + 1) % V)
+            # a draft may fail to sample
+            drafts.append(token if luck else NO_ID if token % 5 == 0 else (token + 1) % V)
             visible.append(drafts[-1])
         return drafts
 
@@ -138,7 +166,8 @@ class Machine:
         return rng.choice(ids) if ids else NO_ID
 
 
-def _score(visible: list[int], token: int) -> np.ndarray:
-    """A log-probability and a rank of what is seen, and top ids."""
+def score_of(visible: list[int], token: int) -> np.ndarray:
+    """A log-probability and a rank of what is seen, and top ids, of which the second is excluded."""
     rng = random.Random(f"{visible} {token}")
-    return np.array([-rng.random(), 1 + token, *(-rng.random() for _ in range(TOP)), *range(TOP)], np.float32)
+    best = [FORBIDDEN if place == 1 else -rng.random() for place in range(TOP)]
+    return np.array([-rng.random(), 1 + token, *best, *range(TOP)], np.float32)

@@ -1,16 +1,30 @@
-"""An outer scheduler for an engine, as vLLM's: pieces of prompts, shared prefixes, preemption, all at random."""
+"""Schedulers for an engine: one launches ahead of what the host has read, one does all that vLLM's does, at random."""
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.engine.machine import BLOCK
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.engine import Event
 from trnspec.engine.request import Request, Score
+
+
+def ids_ahead(engine: AsyncEngine, requests: Sequence[Request]) -> tuple[list[list[int]], int]:
+    """The tokens of each request, and how many steps were launched before the one before them was read."""
+    numbers, ahead = [engine.add(request) for request in requests], 0
+    ids: dict[int, list[int]] = {number: [] for number in numbers}
+    while engine.busy:
+        engine.launch_next()
+        for event in engine.step():
+            ids[event.number] += event.ids
+        ahead += engine.launched is not None
+        if not engine._waiting or engine.slots.full:
+            engine.launch()
+    return [ids[number] for number in numbers], ahead
 
 
 @dataclass
@@ -25,7 +39,10 @@ class Running:
 
 @dataclass
 class Outer:
-    """Serves requests over a pool of few blocks; `sampled` and `scores` are each request's."""
+    """Chunks of prompts, shared prefixes and preemption over a pool of few blocks.
+
+    `sampled`, `scores` and `prompt_scores` are each request's; `scheduled` counts the tokens of chunks.
+    """
 
     engine: AsyncEngine
     requests: Sequence[Request]
@@ -34,13 +51,11 @@ class Outer:
     preemption: float = 0.05
     hits: int = 0
     preempted: int = 0
-    sampled: list[list[int]] = field(default_factory=list)
-    scores: list[list[Score]] = field(default_factory=list)
+    scheduled: int = 0
     # a request accepted more drafts than it may
     over_limit: bool = False
     drafted: int = 0
     accepted: int = 0
-    prompt_scores: list[tuple[Score, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # the block that was freed first is given away first
@@ -50,8 +65,9 @@ class Outer:
         self.prefix_of: dict[int, tuple[int, ...]] = {}
         self.running: dict[int, Running] = {}
         self.waiting = list(range(len(self.requests)))
-        self.sampled, self.scores = [[] for _ in self.waiting], [[] for _ in self.waiting]
-        self.prompt_scores = [() for _ in self.waiting]
+        self.sampled: list[list[int]] = [[] for _ in self.waiting]
+        self.scores: list[list[Score]] = [[] for _ in self.waiting]
+        self.prompt_scores: list[tuple[Score, ...]] = [() for _ in self.waiting]
 
     def run(self) -> list[list[int]]:
         """The new tokens of each request."""
@@ -72,7 +88,8 @@ class Outer:
         prefilling = [(n, r) for n, r in self.running.items() if r.scheduled < r.known]
         for number, request in prefilling:
             left = request.known - request.scheduled
-            request.scheduled += self.rng.choice((left, self.rng.randint(1, left), min(left, 2)))
+            count = self.rng.choice((left, self.rng.randint(1, left), min(left, 2)))
+            request.scheduled, self.scheduled = request.scheduled + count, self.scheduled + count
             engine.prefill(number, request.scheduled)
         if not prefilling:
             engine.launch_next()

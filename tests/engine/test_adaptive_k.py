@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
@@ -22,9 +23,7 @@ def tokens(k: int, chance: float, rng: random.Random) -> int:
     return accepted
 
 
-def run(
-    chooser: AdaptiveK, seconds: dict[int, float], chance: Callable[[int], float], steps: int, load: int = 2
-) -> float:
+def run(chooser: AdaptiveK, seconds: dict[int, float], chance: Callable[[int], float], steps: int) -> float:
     """Tokens a second and request of `steps` steps."""
     rng, emitted, elapsed = random.Random(3), 0, 0.0
     for step in range(steps):
@@ -71,12 +70,33 @@ def test_probes_take_a_bounded_share_of_the_steps() -> None:
     assert 0 < probes <= 4000 / 31
 
 
+def test_the_cost_of_a_k_is_that_of_its_own_steps() -> None:
+    """The step after a change of k was launched before it, and the next two take the time of the k before."""
+    chooser, ks = AdaptiveK(KS), [7, 7, 7, 7]
+    for _ in range(4000):
+        ks = [*ks[1:], chooser.choose()]
+        chooser.ended(ks[2], DEVICE[ks[0]], [(ks[2], ks[2])])
+    assert {k: cost / chooser._cost[0] for k, cost in chooser._cost.items()} == pytest.approx(
+        {k: seconds / DEVICE[0] for k, seconds in DEVICE.items()}, rel=0.02
+    )
+
+
+def test_a_k_that_promises_no_more_replaces_none() -> None:
+    """At this acceptance 3 and 7 emit as many tokens per second."""
+    chooser, chance, current = AdaptiveK(KS), 0.8, list[int]()
+    equal = {k: sum(chance**n for n in range(k + 1)) for k in (3, 7)} | {0: 9.0}
+    for _ in range(100):
+        run(chooser, equal, lambda _: chance, 50)
+        current.append(chooser.current)
+    assert sum(a != b for a, b in itertools.pairwise(current)) <= 8
+
+
 def test_a_step_without_a_time_of_its_own_teaches_acceptance_only() -> None:
     chooser = AdaptiveK(KS)
-    for _ in range(60):
-        chooser.ended(7, None, [(7, 0)])
+    for step in range(400):
+        chooser.ended(chooser.choose(), 1.0 if step < 30 else None, [(7, 0)])
     assert chooser.tokens(7) < 2 < AdaptiveK(KS).tokens(7)
-    assert chooser.choose() == 7
+    assert chooser.current == 7
 
 
 def test_a_bundle_of_one_k_chooses_between_it_and_none() -> None:

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.graph_key import Stage
-from tests.engine.ahead import Watched, ids_ahead
-from tests.engine.outer import Outer
+from tests.engine.outer import Outer, ids_ahead
 from tests.model.family import V, some_graphs
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.masks import mask_of
 from trnspec.engine.request import Params, Request
-from trnspec.engine.warmup import graphs_of, prepare_graphs
 
 LENGTH, END = 256, 7
 pytestmark = pytest.mark.slow
@@ -50,11 +47,11 @@ def _requests() -> list[Request]:
 def test_tokens_and_scores_do_not_depend_on_drafts_or_on_scheduling(family: Path, drafter: str) -> None:
     runner, requests = some_graphs(family, drafter, max_len=LENGTH, chunks=(128,)), _requests()
     config = engine_config(runner.bundle)
-    alone = Engine(runner, config, speculative=False).run(requests)
-    expected = [(result.ids, result.scores) for result in alone]
+    single = Engine(runner, config, speculative=False).run(requests)
+    expected = [(result.ids, result.scores) for result in single]
     drafted = Engine(runner, config).run(requests)
     assert [(result.ids, result.scores) for result in drafted] == expected
-    assert [result.prompt_scores for result in drafted] == [result.prompt_scores for result in alone]
+    assert [result.prompt_scores for result in drafted] == [result.prompt_scores for result in single]
     assert sum(map(sum, (result.accepted for result in drafted))) > 0
     ids, ahead = ids_ahead(AsyncEngine(runner, config), requests)
     assert ids == [ids for ids, _ in expected]
@@ -63,7 +60,7 @@ def test_tokens_and_scores_do_not_depend_on_drafts_or_on_scheduling(family: Path
     outer = Outer(AsyncEngine(runner, config, owns_blocks=False), requests, pool, random.Random(2), preemption=0.1)
     assert outer.run() == ids
     assert outer.scores == [scores for _, scores in expected]
-    assert outer.prompt_scores == [result.prompt_scores for result in alone]
+    assert outer.prompt_scores == [result.prompt_scores for result in single]
     assert min(outer.hits, outer.preempted) > 0
 
 
@@ -75,28 +72,3 @@ def test_a_draft_that_is_the_target_has_every_draft_accepted_after_shared_blocks
     outer.run()
     assert min(outer.hits, outer.preempted) > 0
     assert outer.accepted == outer.drafted > 100
-
-
-def test_a_text_that_masks_force_takes_every_draft(family: Path) -> None:
-    runner = some_graphs(family, max_len=LENGTH, chunks=(128,))
-    (result,) = Engine(runner, engine_config(runner.bundle)).run([Request((3, 4), max_new_tokens=21, allowed=_forced)])
-    # the first token is the prefill's, and five steps emit four each
-    assert (result.steps, result.accepted) == (5, [5, 5, 5])
-
-
-@pytest.mark.parametrize("more", [{}, {"logprobs": 0}, {"k_limit": 1}, {"max_new_tokens": 500}], ids=str)
-def test_what_a_request_runs_is_prepared(family: Path, more: dict[str, Any]) -> None:
-    runner = some_graphs(family, max_len=LENGTH, chunks=(128,))
-    watched: Any = Watched(runner)
-    watched.bundle, prepared = runner.bundle, list[Any]()
-    watched.loaded, watched.prepare = set[Any](), lambda key, warm: prepared.append((key, warm))
-    engine, request = Engine(watched, engine_config(runner.bundle)), Request(tuple(range(40)), **more)
-    prepare_graphs(engine, [*graphs_of(engine, request)] * 2)
-    assert [key for key, _ in prepared] == list(graphs_of(engine, request))
-    assert all(warm for _, warm in prepared)
-    engine.run([request])
-    assert {*watched.keys} <= {key for key, _ in prepared}
-    assert Stage.PREFILL in {key.stage for key in watched.keys}
-    engine.add(request)
-    prepare_graphs(engine, graphs_of(engine, request))
-    assert not prepared[-1][1], "a graph that runs on zeros would write to active slots"

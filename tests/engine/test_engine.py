@@ -8,9 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
+import math
 import random
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,25 +22,28 @@ import pytest
 
 from model.errors import UserError
 from model.graph_key import Stage
-from tests.engine.ahead import ids_ahead
-from tests.engine.machine import BLOCK, CONFIG, LENGTH, K, Machine, V
-from tests.engine.outer import Outer
+from model.logits_processors import MAX_BIASES
+from tests.engine.machine import BLOCK, CONFIG, LENGTH, K, Machine, V, graph_keys, score_of
+from tests.engine.outer import Outer, ids_ahead
+from tests.model.family import DRAFTERS, family_spec
+from trnspec.bundle.plan import make_plan
 from trnspec.engine import engine as engine_module
 from trnspec.engine import masks, slots
 from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.async_engine import AsyncEngine
-from trnspec.engine.config import Chunk, EngineConfig
+from trnspec.engine.config import Chunk, EngineConfig, engine_config
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
-from trnspec.engine.request import Params, Request, Result
+from trnspec.engine.request import Params, Request, Result, Score
 from trnspec.engine.slots import Slot, SlotTable
+from trnspec.engine.warmup import graphs_of, prepare_graphs
 
 POOL = CONFIG.pool
+HOST = dataclasses.replace(CONFIG, host_drafts=True)
 
 
 def _engine(runner: Machine | None = None, config: EngineConfig = CONFIG, **more: Any) -> AsyncEngine:
-    runner = runner or Machine(config.pool)
-    return AsyncEngine(runner, config, **more)
+    return AsyncEngine(runner or Machine(config), config, **more)  # type: ignore[arg-type]
 
 
 def _machine(engine: Engine) -> Machine:
@@ -48,8 +55,9 @@ def _request(seed: int, count: int = 9, length: int = 5, **more: Any) -> Request
     return Request((7,) * length, more.pop("params", Params(0.8, seed=seed)), count, **more)
 
 
-def _alone(request: Request, **more: Any) -> Result:
-    return _engine(Machine(100), **more).run([request])[0]
+def _single(request: Request, config: EngineConfig = CONFIG) -> Result:
+    """The result of a request that has the engine for itself."""
+    return _engine(config=config).run([request])[0]
 
 
 def _drain(engine: AsyncEngine, ahead: bool = False) -> list[Event]:
@@ -71,6 +79,7 @@ def _stages(engine: Engine) -> list[Stage]:
 
 
 def _grammar(ids: Sequence[int]) -> np.ndarray:
+    assert min(ids, default=0) >= 0, "a draft that failed is no id"
     return mask_of(random.Random(f"{list(ids)}").sample(range(V), 12), V)
 
 
@@ -103,7 +112,7 @@ REQUESTS = [*_mixed(32, 1), *LONG]
 
 @functools.cache
 def _expected() -> list[Result]:
-    return [_alone(request) for request in REQUESTS]
+    return [_single(request) for request in REQUESTS]
 
 
 def _facts(outer: Outer) -> list[tuple[Any, ...]]:
@@ -117,11 +126,12 @@ def _outer(seed: int = 2, **more: Any) -> Outer:
 
 
 def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> None:
-    """With penalties, masks, scores of new tokens and of prompts among the requests."""
+    """With penalties, masks, scores of new tokens and of prompts among the requests; no cached token runs again."""
     outer, expected = _outer(), _expected()
     assert outer.run() == [result.ids for result in expected]
     assert _facts(outer) == [(result.ids, result.scores, result.prompt_scores) for result in expected]
     assert not outer.over_limit
+    assert _machine(outer.engine).prefilled == outer.scheduled
     assert min(outer.hits, outer.preempted) > 8
     assert len({result.reason for result in expected}) > 1
     assert Stage.VERIFY in _stages(outer.engine)
@@ -138,21 +148,51 @@ def test_an_engine_with_its_own_blocks_and_steps_ahead() -> None:
     assert engine.blocks.allocate(POOL - 1) is not None
 
 
-@pytest.mark.parametrize("config", [dataclasses.replace(CONFIG, host_drafts=True), dataclasses.replace(CONFIG, ks=())])
-def test_host_drafts_and_no_drafts_give_the_same_tokens(config: EngineConfig) -> None:
-    assert [result.ids for result in _engine(config=config).run(REQUESTS)] == [result.ids for result in _expected()]
+@pytest.mark.parametrize(
+    ("k", "options"),
+    [
+        (K, {"config": HOST}),
+        (0, {"config": dataclasses.replace(CONFIG, ks=())}),
+        (0, {"speculative": False, "step_k": AdaptiveK([K])}),
+        (0, {"speculative": False, "config": HOST}),
+    ],
+    ids=["of the host", "none", "unused", "of the host, unused"],
+)
+def test_host_drafts_and_no_drafts_give_the_same_tokens(k: int, options: dict[str, Any]) -> None:
+    engine = _engine(**options)
+    assert [result.ids for result in engine.run(REQUESTS)] == [result.ids for result in _expected()]
+    assert max(key.k for key in _machine(engine).keys if not key.is_prefill) == k
+
+
+def test_tokens_are_the_targets_whatever_the_host_proposes() -> None:
+    requests, rng = [_request(seed, 40) for seed in range(6)], random.Random(1)
+    expected = [result.ids for result in _engine(speculative=False).run(requests)]
+
+    def right(slot: Slot, limit: int) -> list[int]:
+        return expected[slot.number][len(slot.result.ids) :][:limit]
+
+    def wrong(slot: Slot, limit: int) -> list[int]:
+        return [rng.randrange(V) for _ in range(rng.randint(0, limit))]
+
+    known, wild = (_engine(config=HOST, propose=propose).run(requests) for propose in (right, wrong))
+    assert [result.ids for result in known] == [result.ids for result in wild] == expected
+    assert {result.steps for result in known} == {10}, "a draft that knows the tokens is never refused"
+    assert {k for result in wild for k in result.steps_of_k} == {0, 1, 3}, "the smallest graph that holds the drafts"
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_machine_has_the_graphs_of_a_bundle(family: Path, drafter: str) -> None:
+    bundle: Any = SimpleNamespace(spec=family_spec(family, drafter, max_len=512).bundle)
+    config = engine_config(bundle)
+    assert {*graph_keys(config)} == {*make_plan(bundle.spec).by_key}
+    assert config.min_last_chunk == (K if drafter == "parallel" else 0)
 
 
 # name -> the function, and the change of its source
 FAULTS: dict[str, tuple[Any, str, str, str]] = {
     "counts forgotten after preemption": (slots, "prompt_inputs", "np.bincount(slot.result.ids,", "np.bincount([],"),
     "sampled tokens scored as a prompt's": (Engine, "_prefilled", "slot.known == len(request.ids)", "True"),
-    "a chunk's repeated rows scored": (
-        Engine,
-        "_prefilled",
-        "slice(len(result.prompt_scores) - chunk.first,",
-        "slice(0,",
-    ),
+    "a chunk's repeated rows scored": (Engine, "_prefilled", "len(result.prompt_scores) - chunk.first", "0"),
     "a block table for good": (SlotTable, "_other_inputs", "(slot.index, slot.blocks)", "slot.index"),
     "sampling parameters for good": (SlotTable, "_other_inputs", "(slot.index, slot.number)", "slot.index"),
     "blocks for one step": (AsyncEngine, "launch_next", "self._has_blocks(batch, 2)", "self._has_blocks(batch, 1)"),
@@ -178,20 +218,35 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     for module in (home, engine_module, slots):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, made[name])
-    outer = _outer(config=dataclasses.replace(CONFIG, min_last_chunk=K))
-    try:
-        outer.run()
-    except (AssertionError, ValueError, IndexError, KeyError):
-        return
-    assert _facts(outer) != [(r.ids, r.scores, r.prompt_scores) for r in expected] or outer.over_limit
+
+    def is_seen(seed: int) -> bool:
+        outer = _outer(seed, config=dataclasses.replace(CONFIG, min_last_chunk=K))
+        try:
+            outer.run()
+        except (AssertionError, ValueError, IndexError, KeyError):
+            return True
+        return _facts(outer) != [(r.ids, r.scores, r.prompt_scores) for r in expected] or outer.over_limit
+
+    assert any(map(is_seen, range(4)))
+
+
+def test_scores_are_the_device_s_with_as_many_of_the_best_as_the_request_wants() -> None:
+    request = _request(1, logprobs=2, prompt_logprobs=2)
+    result = _single(request)
+    ids, scores = [*request.ids, *result.ids], [*result.prompt_scores, *result.scores]
+    for place, score in enumerate(scores, 1):
+        logprob, rank, first, *_ = score_of(ids[:place], ids[place]).tolist()
+        assert score == Score(logprob, int(rank), ((0, first), (1, -math.inf)))
+    assert len(scores) == len(ids) - 1
 
 
 def test_rows_that_a_parallel_draft_repeats_are_scored_once() -> None:
     config = dataclasses.replace(CONFIG, min_last_chunk=K, prompts=((128, 128), (128, 512)))
     for length in (BLOCK - 1, BLOCK + 1, 2 * BLOCK + 2):
         request = _request(1, 3, length, prompt_logprobs=1)
-        assert len(_alone(request, config=config).prompt_scores) == length - 1
-        assert _alone(request, config=config).prompt_scores == _alone(request).prompt_scores
+        assert len(_single(request, config=config).prompt_scores) == length - 1
+        assert _single(request, config=config).prompt_scores == _single(request).prompt_scores
+    assert config.chunk(BLOCK, BLOCK + 1) == Chunk(BLOCK + 1 - K, K, 128, 512), "no more than the draft reads"
 
 
 def test_a_prompt_goes_first_and_a_step_runs_between_chunks() -> None:
@@ -205,21 +260,6 @@ def test_a_prompt_goes_first_and_a_step_runs_between_chunks() -> None:
     assert _stages(engine) == [p, p, s, p, s, s]
 
 
-def test_prompts_are_launched_after_the_step_that_runs() -> None:
-    engine = _engine()
-    numbers = [engine.add(_request(1, 30))]
-    events = engine.step()
-    engine.launch()
-    for seed in (2, 3):
-        numbers.append(engine.admit(_request(seed), blocks=(2 * seed,)))
-        engine.prefill(numbers[-1], 5)
-        assert not engine.prefilling(numbers[-1])
-    read = [engine.step() for _ in range(3)]
-    assert [[event.number for event in some] for some in read] == [[number] for number in numbers]
-    events += [event for some in read for event in some] + _drain(engine)
-    assert [_ids(events, number) for number in numbers[1:]] == [_alone(_request(seed)).ids for seed in (2, 3)]
-
-
 @pytest.mark.parametrize("steps", [0, 1, 3], ids=["waiting", "after its prompt", "after two steps"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 def test_a_cancelled_request_has_no_more_events(steps: int, ahead: bool) -> None:
@@ -231,9 +271,10 @@ def test_a_cancelled_request_has_no_more_events(steps: int, ahead: bool) -> None
             engine.launch()
             engine.launch_next()
     engine.cancel(gone)
+    assert not engine.launched, "the other one waits for its blocks"
     events = _drain(engine)
     assert {event.number for event in events} == {left}
-    assert _ids(events, left) == _alone(_request(2)).ids
+    assert _ids(events, left) == _single(_request(2)).ids
     assert not engine.slots.active
     assert engine.blocks is not None
     assert engine.blocks.allocate(4) is not None
@@ -253,7 +294,7 @@ def test_launched_steps_are_read_for_those_who_stay(launched: int) -> None:
         events += engine.step()
     assert len(_machine(engine).keys) == ran, "nothing is run again"
     assert {event.number for event in events[2:]} == {early}
-    assert _ids(events + _drain(engine), early) == _alone(_request(1, 40)).ids
+    assert _ids(events + _drain(engine), early) == _single(_request(1, 40)).ids
 
 
 def _running(count: int = 40, length: int = 5, **more: Any) -> AsyncEngine:
@@ -283,26 +324,27 @@ def test_one_step_is_launched_ahead_and_no_more() -> None:
     assert not _follows(read)
 
 
-# the step that runs writes K + 1 rows, and so does the next one; the first bucket has 128 positions
-@pytest.mark.parametrize(("length", "follows"), [(BLOCK - 2 * (K + 1), True), (BLOCK + 1 - 2 * (K + 1), False)])
-def test_no_step_is_launched_ahead_into_another_bucket(length: int, follows: bool) -> None:
-    assert _follows(_running(length=length)) == follows
-
-
-# limits of the second step are the first one's, and the last position is max_len - 1
-@pytest.mark.parametrize(("length", "follows"), [(LENGTH - 1 - 2 * (K + 1), True), (LENGTH - 2 * (K + 1), False)])
-def test_no_step_is_launched_ahead_near_the_end(length: int, follows: bool) -> None:
-    assert _follows(_running(length=length)) == follows
+# the step that runs writes K + 1 rows, and so does the next one; the first bucket has 128 positions, and limits of the
+# second step are the first one's, while the last position is max_len - 1
+@pytest.mark.parametrize(("end", "follows"), [(BLOCK, True), (BLOCK + 1, False), (LENGTH - 1, True), (LENGTH, False)])
+def test_no_step_is_launched_ahead_into_another_bucket_or_near_the_end(end: int, follows: bool) -> None:
+    assert _follows(_running(length=end - 2 * (K + 1))) == follows
 
 
 @pytest.mark.parametrize(("count", "follows"), [(K + 2, False), (K + 3, True)])
 def test_no_step_is_launched_ahead_of_what_may_be_the_last_one(count: int, follows: bool) -> None:
-    """One token is there before the step that runs."""
+    """One token is there before the step that runs. A request that goes on is enough."""
     assert _follows(_running(count)) == follows
+    engine = _engine()
+    for seed, tokens in enumerate((count, 40)):
+        engine.add(_request(seed, tokens))
+        engine.step()
+    engine.launch()
+    assert _follows(engine)
 
 
 def test_no_step_is_launched_ahead_where_a_result_may_change_it() -> None:
-    assert not _follows(_running(config=dataclasses.replace(CONFIG, host_drafts=True)))
+    assert not _follows(_running(config=HOST))
     waiting = _running()
     waiting.add(_request(2))
     assert not _follows(waiting)
@@ -341,6 +383,41 @@ def test_with_a_grammar_a_step_is_launched_when_its_masks_are_there() -> None:
     assert not _follows(engine)
 
 
+def test_a_grammar_is_called_once_for_a_prompt_of_several_chunks() -> None:
+    """vLLM's mask of the next token is there for one call."""
+    calls, engine = list[list[int]](), _engine()
+
+    def allowed(ids: Sequence[int]) -> np.ndarray:
+        calls.append(list(ids))
+        return _grammar(ids)
+
+    engine.add(_request(1, length=400, allowed=allowed))
+    engine.step()
+    engine.step()
+    assert (len(_machine(engine).keys), calls) == (2, [[]])
+
+
+@pytest.mark.parametrize("config", [CONFIG, HOST], ids=["of the draft", "of the host"])
+def test_ids_that_masks_force_are_proposed_and_accepted(config: EngineConfig) -> None:
+    """The drafts of the others are wrong, or there are none."""
+    engine = _engine(Machine(config, chance=0.0), config, propose=lambda slot, limit: [])
+    request = _request(1, 21, allowed=lambda ids: mask_of([(11 * len(ids)) % 50 + 8], V))
+    (result,) = engine.run([request])
+    # the first token is the prefill's, and five steps emit four each
+    assert (result.steps, result.accepted) == (5, [5, 5, 5])
+
+
+def test_where_no_mask_is_known_after_a_draft_a_step_emits_one_token() -> None:
+    """As long as a grammar is not compiled, vLLM gives the mask of the next token only."""
+    engine, request = _engine(Machine(chance=1.0)), _request(1, 12, allowed=_grammar)
+
+    def next_only(ids: Sequence[int]) -> np.ndarray | None:
+        return _grammar(ids) if list(ids) == engine.slots.active[0].result.ids else None
+
+    (result,) = engine.run([dataclasses.replace(request, allowed=next_only)])
+    assert (result.ids, result.steps) == (_single(request).ids, 11)
+
+
 ENDS: dict[str, dict[str, Any]] = {
     "length": {"count": 6},
     "eos": {"count": 90, "stop_ids": tuple(range(0, V, 7))},
@@ -360,6 +437,7 @@ def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: s
         assert result.reason == reason
         assert [score.rank - 1 for score in result.scores] == result.ids
         assert result.ids == _ids(events, number) or reason == "stop"
+        assert all(len(event.scores) == len(event.ids) for event in events)
         inside += events[-1].accepted + 1 > len(events[-1].ids)
         assert (result.drafted, sum(event.accepted for event in events)) == (result.drafted, sum(result.accepted))
         assert sum(event.drafted for event in events) == sum(result.drafted)
@@ -370,7 +448,7 @@ def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: s
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_on(ahead: bool) -> None:
-    whole = [_alone(_request(seed, 30)).ids for seed in (1, 2, 3, 4)]
+    full = [_single(_request(seed, 30)).ids for seed in (1, 2, 3, 4)]
     runner = Machine()
     runner.broken = 2
     engine = _engine(runner)
@@ -378,10 +456,10 @@ def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_o
     events = _drain(engine, ahead)
     results = {event.number: event.result for event in events if event.result}
     # the token of position 17 is the thirteenth after a prompt of 5
-    expected = [whole[0], whole[1][:12], *whole[2:]]
+    expected = [full[0], full[1][:12], *full[2:]]
     assert [results[n].ids for n in numbers] == expected == [_ids(events, n) for n in numbers]
     assert [results[n].reason for n in numbers] == ["length", "error", "length", "length"]
-    assert len(runner.cleared) == 1
+    assert [len(blocks) for _, blocks in runner.cleared] == [1]
     assert results[numbers[1]].seconds > 0
 
 
@@ -390,7 +468,7 @@ def test_limits_that_leave_no_token_end_their_request_only() -> None:
     empty, other = _engine().run([_request(1, params=params), _request(2)])
     assert (empty.ids, empty.reason) == ([4], "error")
     assert "the request's limits exclude every token, after 1 new tokens; look for" in empty.error
-    assert other.ids == _alone(_request(2)).ids
+    assert other.ids == _single(_request(2)).ids
 
 
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:
@@ -407,26 +485,42 @@ def test_a_run_that_fails_leaves_the_engine_empty() -> None:
         engine.run([_request(2)])
 
 
-class ByRequests:
-    """A k for each number of active requests, and whether steps were timed."""
+class EachInTurn:
+    """The k of a list in turn; what was reported of each step."""
 
     def __init__(self, *ks: int) -> None:
-        self.ks, self.count, self.timed = ks, 0, list[bool]()
+        self.ks, self.reports = ks, list[tuple[int, float | None, Sequence[tuple[int, int]]]]()
 
     def choose(self) -> int:
-        return self.ks[self.count % len(self.ks)]
+        return self.ks[len(self.reports) % len(self.ks)]
 
-    def ended(self, k: int, seconds: float | None, requests: Sequence[tuple[int, int]]) -> None:
-        self.count += 1
-        self.timed.append(seconds is not None)
+    def ended(self, *report: Any) -> None:
+        self.reports.append(report)
 
 
-def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported() -> None:
-    step_k: Any = ByRequests(3, 0, 1, 1, 3)
+def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its time and the host's part before it; a full-sampling step of perhaps two graphs has none."""
+    now, step, step_k = [0.0], Machine._step, EachInTurn(3, 0, 1, 1, 3)
+
+    def timed(self: Machine, key: Any, inputs: Any) -> Any:
+        now[0] += 1
+        return step(self, key, inputs)
+
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Machine, "_step", timed)
     engine = _engine(step_k=step_k)
-    assert [r.ids for r in engine.run(REQUESTS)] == [result.ids for result in _expected()]
-    assert {key.k for key in _machine(engine).keys if key.stage is Stage.STEP} == {0, 1, 3} == engine.ks()
-    assert {*step_k.timed} == {True, False}, "a full-sampling step may run two graphs"
+    numbers, ended = [engine.add(request) for request in REQUESTS], dict[int, Result]()
+    while engine.busy:
+        ended |= {event.number: event.result for event in engine.step() if event.result}
+        now[0] += 0.25
+    results = [ended[number] for number in numbers]
+    assert [result.ids for result in results] == [result.ids for result in _expected()]
+    keys = [key for key in _machine(engine).keys if key.stage in (Stage.STEP, Stage.VERIFY)]
+    assert {key.k for key in keys if not key.asking} == {0, 1, 3} == engine.ks()
+    assert [report[:2] for report in step_k.reports] == [(key.k, None if key.asking else 1.25) for key in keys]
+    reported = [result for *_, results in step_k.reports for result in results]
+    for name in ("drafted", "accepted"):
+        assert sum(getattr(r, name) for r in reported) == sum(sum(getattr(r, name)) for r in results)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +528,7 @@ def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported() -> None:
     [(None, False, {0, 1, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
 )
 def test_the_graphs_that_a_request_may_run(limit: int | None, host: bool, ks: set[int]) -> None:
-    step_k: Any = ByRequests(3, 0)
+    step_k: Any = EachInTurn(3, 0)
     assert _engine(step_k=step_k, config=dataclasses.replace(CONFIG, host_drafts=host)).ks(limit) == ks
 
 
@@ -455,33 +549,78 @@ def test_a_step_has_the_limits_of_its_own_requests(monkeypatch: pytest.MonkeyPat
     assert all(limits[seed] == limit for some in seen for seed, limit in some.items())
     seen.clear()
     counts = iter([3, 1, 2, 0, 3, 1] * 20)
-    asked = list[int]()
+    proposed = list[int]()
 
     def propose(slot: Slot, limit: int) -> list[int]:
-        asked.append(next(counts))
-        return [7] * asked[-1]
+        proposed.append(next(counts))
+        return [7] * proposed[-1]
 
-    _engine(config=dataclasses.replace(CONFIG, host_drafts=True), propose=propose).run([_request(9, 30)])
-    assert [some[9] for some in seen] == asked
+    _engine(config=HOST, propose=propose).run([_request(9, 30)])
+    assert [limits[9] for limits in seen] == proposed
 
 
 def test_unused_slots_are_neutral_and_unchanged_inputs_are_the_same_arrays() -> None:
-    table = SlotTable(3)
-    two = [table.allocate(n, _request(0, params=Params(0.5 + n, 4, 0.9, 0.1, seed=2**33 + n))) for n in range(2)]
+    """A temperature below 0.01 is 0.01, as in vLLM."""
+    table, penalties = SlotTable(3), {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
+    params = [Params(0.001, 4, 0.9, 0.1, 2**33 + n, logit_bias={7: 2.0, 9: -3.0}, **penalties) for n in range(2)]
+    two = [table.allocate(n, _request(0, params=p, allowed=_grammar)) for n, p in enumerate(params)]
     table.free(0)
     two[1].token, two[1].position, two[1].blocks = 8, 5, (3,)
     inputs, row = table.step_inputs((2,), BLOCK), two[1].index
-    for name, own, neutral in (
+    none = [0] * (MAX_BIASES - 2)
+    for name, used, unused in (
         ("input_ids", [8], [0]), ("positions", 5, 0), ("k_limits", 2, 0), ("block_table", [3], [0]),
-        ("sampling_params", [4, np.float32(0.9), 1.5], [0, 1, 0]), ("seeds", [1, 2], [0, 0]),
+        ("seeds", [1, 2], [0, 0]),
+        ("sampling_params", [4, np.float32(0.9), np.float32(0.01)], [0, 1, 0]), ("min_p", np.float32(0.1), 0),
+        ("penalties", [0.5, -0.5, 1.5, 1], [0, 0, 1, 0]), ("bias", [2, -3, *none], [0, 0, *none]),
+        ("bias_ids", [7, 9, *(-1 for _ in none)], [-1] * MAX_BIASES),
     ):  # fmt: skip
-        assert getattr(inputs, name).tolist() == [own if i == row else neutral for i in range(3)]
+        assert getattr(inputs, name).tolist() == [used if i == row else unused for i in range(3)], name
     again = table.step_inputs((2,), BLOCK)
     assert all(getattr(again, n) is getattr(inputs, n) for n in ("sampling_params", "block_table"))
     two[1].blocks += (7,)
     assert table.step_inputs((2,), 2 * BLOCK).block_table[row].tolist() == [3, 7]
     assert table.step_inputs((1,), BLOCK).k_limits[row] == 1
     assert table.allocate(5, _request(1)).index == two[0].index
+
+
+@pytest.mark.parametrize("values", [*itertools.product((0.0, 0.5), (0, 3), (1.0, 0.9), (0.0, 0.1))], ids=str)
+def test_a_request_filters_where_the_graph_of_its_step_does(values: tuple[Any, ...]) -> None:
+    table, params = SlotTable(1), Params(*values)
+    table.allocate(0, _request(0, params=params)).position = 5
+    assert table.step_inputs((0,), BLOCK).graph(Stage.STEP, 0, BLOCK).filters == params.filters
+
+
+FILTERED = Params(0.9, top_k=5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"logprobs": 0}, {"k_limit": 1}, {"count": 500}, {"length": 300}, {"params": FILTERED, "count": 200}],
+    ids=str,
+)
+def test_what_a_request_runs_is_prepared(more: dict[str, Any]) -> None:
+    runner, prepared = Machine(), list[tuple[Any, bool]]()
+    runner.prepare = lambda key, warm: prepared.append((key, warm))  # type: ignore[attr-defined]
+    engine, request = _engine(runner), _request(1, **more)
+    prepare_graphs(engine, [request, request])
+    keys = [key for key, _ in prepared]
+    assert keys == list(graphs_of(engine, request))
+    assert all(warm for _, warm in prepared)
+    engine.run([request])
+    assert {*runner.keys} <= {*keys}
+    assert {key.asking for key in keys} == {request.full_sampling}
+    assert {key.filters for key in keys if key.stage is Stage.STEP and not key.asking} <= {request.params.filters}
+    engine.add(request)
+    prepare_graphs(engine, [request])
+    assert not prepared[-1][1], "a graph that runs on zeros would write to active slots"
+
+
+def test_sizes_are_the_smallest_that_fit_and_the_largest_beyond() -> None:
+    assert [CONFIG.blocks(length) for length in (1, 128, 129, 600)] == [1, 1, 2, 4]
+    assert [CONFIG.bucket(length) for length in (1, 128, 129, 600)] == [128, 128, 512, 512]
+    assert [CONFIG.graph_k(drafts) for drafts in range(4)] == [0, 1, 3, 3]
+    assert [CONFIG.graph_k(drafts, full_sampling=True) for drafts in range(4)] == [0, 3, 3, 3]
 
 
 CHUNKS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.ahead import ids_ahead
+from tests.engine.outer import ids_ahead
 from tests.model.family import eager_engine, some_graphs
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.config import engine_config

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from model.errors import UserError
+from model.graph_key import GraphKey, Stage
 from tests.compile.run_requests import REQUESTS
 from tests.model.family import graphs
 from tests.runtime.neffs import ROOT, find_stand_ins
@@ -20,52 +20,51 @@ from trnspec.bundle.manifest import Compiler, flag_tag
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.runtime import xla
+
+_PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from model.graph_io import zeros_of
+from model.graph_key import Stage
+from tests.compile.run_requests import REQUESTS
+from trnspec.bundle.opening import open_bundle
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
 from trnspec.runtime.xla import XlaRunner
 
-
-def _run(*command: str, **more: str) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        find_stand_ins(patch, PLUGIN)
-        environment = os.environ | more
-        done = subprocess.run(
-            [sys.executable, "-m", *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _expected(held: XlaRunner) -> list[list[int]]:
-    return [r.ids for r in Engine(held, engine_config(held.bundle)).run(REQUESTS)]
+runner = XlaRunner(open_bundle(Path(sys.argv[1])), "neuron")
+graph = next(g for g in runner.bundle.graphs if g.key.stage is Stage.PREFILL)
+runner.prepare(graph.key)
+before = [runner._state[t.name] for t in graph.state]
+runner.launch(graph.key, zeros_of(graph.inputs))
+print(json.dumps({
+    "ids": [r.ids for r in Engine(runner, engine_config(runner.bundle)).run(REQUESTS)],
+    "copied": sum(not array.is_deleted() for array in before),
+    "flags": [os.environ.get(name) for name in ("NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG")],
+    "devices": [runner._devices[0].platform, len(runner._devices)],
+}))
+"""
 
 
 @pytest.mark.slow
-def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path) -> None:
-    held = graphs(family, "chain", tp=2)
-    facts = _run("tests.runtime.run_plugin", "ids", str(held.bundle.path))
-    assert facts["ids"] == _expected(held)
-    assert facts["caches"][0] == facts["caches"][1] > 0
-    assert facts["devices"] == ["cpu", 2]
-    # of a bundle that has met no compiler: documented flags, and the LNC of a trn2
-    assert facts["told"] == {
-        "NEURON_CC_FLAGS": "--model-type transformer --auto-cast none -O2 --lnc 2",
-        "NEURON_LOGICAL_NC_CONFIG": "2",
+def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a bundle that has met no compiler: documented flags, and the LNC of a trn2."""
+    cpu = graphs(family, "chain", tp=2)
+    find_stand_ins(monkeypatch, PLUGIN)
+    command = [sys.executable, "-c", _PROGRAM, str(cpu.bundle.path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "ids": [r.ids for r in Engine(cpu, engine_config(cpu.bundle)).run(REQUESTS)],
+        "copied": 0,
+        "flags": ["--model-type transformer --auto-cast none -O2 --lnc 2", "2"],
+        "devices": ["cpu", 2],
     }
 
 
-@pytest.mark.slow
-def test_a_graph_is_stored_by_one_process_and_loaded_by_another(family: Path, tmp_path: Path) -> None:
-    held, file = graphs(family, "chain"), tmp_path / "executable"
-    assert _run("tests.runtime.run_plugin", "store", str(held.bundle.path), str(file))["bytes"] > 1000
-    facts = _run("tests.runtime.run_plugin", "load", str(held.bundle.path), str(file))
-    assert facts["ids"] == _expected(held)
-    assert facts["compiled"]
-    assert not [name for name in facts["compiled"] if "prefill_k" in name]
-
-
-def test_flags_and_lnc_of_a_bundle_reach_the_plugin(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_and_lnc_of_a_bundle_reach_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the tags that a manifest has; an environment's own flags stay, and a different LNC is refused."""
-    plan = graphs(family, "chain").bundle.plan
-    key = plan.graphs[0].key
+    key = GraphKey(Stage.STEP, 3, 128)
     compiler = Compiler("compiler", "neff", "trn2", 1, {flag_tag(key): "--lnc=1 -O1"}, {})
     for name in ("NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")

@@ -17,11 +17,9 @@ from trnspec.llm import LLM
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(demo_bundles: Path) -> Path:
     """The folder of a demo bundle: k 7, batch 4, length 256, fp32."""
-    folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
-    folder.mkdir(exist_ok=True)
-    return graphs(folder).bundle.path
+    return graphs(demo_bundles).bundle.path
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +47,7 @@ def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def client(server: Server) -> Any:
     # vendor seam: comes with vLLM
-    import openai  # noqa: PLC0415
+    import openai
 
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300)
 

@@ -16,11 +16,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-# where vLLM is missing the tests say so; `make serve-test` runs them
-NO_VLLM = "" if find_spec("vllm") else "vLLM is not installed here; make serve-test runs this"
+import pytest
+
 # a server that runs already, such as one on a Trainium machine
 URL_VARIABLE = "TRNSPEC_TEST_URL"
+NO_VLLM = "vLLM is not installed here; make serve-test runs this"
+# marks of tests with a server, and of those that start one of their own
+OVER_HTTP = [pytest.mark.slow, pytest.mark.skipif(not find_spec("vllm"), reason=NO_VLLM)]
+OWN_SERVER = [*OVER_HTTP, pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names one")]
 _START_S = 900
 
 
@@ -42,6 +47,16 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code
         return 200
+
+    def post(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        """The status and the JSON of an answer."""
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, content, {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
 
     def stop(self, within_s: float = 120) -> int:
         """Ask it to end as an orchestrator does, and wait; its exit status."""

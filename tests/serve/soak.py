@@ -59,7 +59,7 @@ class Soak:
 
     def __init__(self, server: Server) -> None:
         # comes with vLLM
-        import openai  # noqa: PLC0415
+        import openai
 
         self.refusal, self.timeout = openai.BadRequestError, openai.APITimeoutError
         self.client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)

@@ -1,15 +1,17 @@
 """Which commands mean a bundle, and what vLLM reads of it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import serve.plugin
 from model.errors import UserError
-from serve.folder import BUNDLE_VARIABLE, find_bundle_arg, model_folder, no_bundle
+from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, find_bundle_arg, model_folder, no_bundle
 from serve.plugin import platform
 from tests.model.demo_bundle import graphs
 from trnspec.bundle.opening import read_bundle
@@ -22,13 +24,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp().parent / "demo_bundles"
-    base.mkdir(exist_ok=True)
-    return shutil.copytree(graphs(base).bundle.path, tmp_path / "bundle")
+def bundle(tmp_path: Path, demo_bundles: Path) -> Path:
+    return shutil.copytree(graphs(demo_bundles).bundle.path, tmp_path / "bundle")
 
 
-def test_only_a_folder_with_a_manifest_is_a_bundle(bundle: Path, tmp_path: Path) -> None:
+def test_only_a_folder_with_a_manifest_is_a_bundle(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find_bundle_arg(["serve", str(bundle), "--port", "1"]) == bundle
     assert find_bundle_arg(["serve", "--port", "1", "--model", str(bundle)]) == bundle
     assert find_bundle_arg(["serve", f"--model={bundle}"]) == bundle
@@ -36,8 +38,10 @@ def test_only_a_folder_with_a_manifest_is_a_bundle(bundle: Path, tmp_path: Path)
     download = ["serve", "Qwen/Qwen3-0.6B", "--download-dir", str(bundle)]
     with pytest.raises(UserError, match=r"pull it first: python -m compile\.store pull s3://team/demo FOLDER"):
         find_bundle_arg(["serve", "s3://team/demo"])
-    for arguments in (["serve", str(tmp_path)], download, ["bench", "serve", str(bundle)], [], ["serve", ""]):
+    for arguments in (["serve", str(tmp_path)], download, ["bench", str(bundle)], [], ["serve", ""]):
         assert find_bundle_arg(arguments) is None
+    monkeypatch.setenv(BUNDLE_VARIABLE, "known")
+    assert find_bundle_arg([]) == Path("known"), "in the processes that the first one starts"
 
 
 @pytest.mark.parametrize(
@@ -55,18 +59,26 @@ def test_a_command_without_a_bundle_is_a_sentence_that_says_why(arguments: str, 
 
 
 def test_vllm_reads_the_target_and_its_tokenizer(bundle: Path) -> None:
-    folder = model_folder(read_bundle(bundle))
+    read = read_bundle(bundle)
+    folder = model_folder(read)
+    assert folder.name == read.manifest.digest[:16], "another bundle has another one"
+    ours = {"config.json", "generation_config.json", "chat_template.jinja"}
+    assert {file.name for file in folder.iterdir()} == ours | {file.name for file in (bundle / "tokenizer").iterdir()}
     config = json.loads((folder / "config.json").read_text())
     source = json.loads((Path(__file__).parents[2] / "demo/target/config.json").read_text())
     same = ("architectures", "model_type", "hidden_size", "vocab_size", "eos_token_id", "head_dim", "rope_theta")
     assert {name: config[name] for name in same} == {name: source[name] for name in same}
     assert (folder / "tokenizer.json").read_bytes() == (bundle / "tokenizer/tokenizer.json").read_bytes()
-    assert "message['content']" in (folder / "chat_template.jinja").read_text()
+    template = folder / "chat_template.jinja"
+    assert "message['content']" in template.read_text()
+    template.write_text("the tokenizer's")
+    model_folder(read)
+    assert template.read_text() == "the tokenizer's"
 
 
 @pytest.mark.parametrize(("chosen", "refused"), [(None, True), ("neuron,trnspec", True), ("trnspec", False)])
 def test_a_second_platform_on_the_machine_is_a_sentence(
-    chosen: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    chosen: str | None, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def broken() -> str:
         raise OSError
@@ -82,18 +94,22 @@ def test_a_second_platform_on_the_machine_is_a_sentence(
     ]
     monkeypatch.setattr(serve.plugin, "entry_points", lambda group: points)
     monkeypatch.setattr(serve.plugin, "find_bundle_arg", lambda arguments: Path("demo"))
-    for name in ("_share_metrics", "install_excepthook"):
-        monkeypatch.setattr(serve.plugin, name, lambda: None)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
-    monkeypatch.setenv(BUNDLE_VARIABLE, "")
+    monkeypatch.setattr(serve.plugin, "install_excepthook", lambda: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    # set, so that what the platform sets is undone
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", BUNDLE_VARIABLE, METRICS_VARIABLE):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv(METRICS_VARIABLE)
     monkeypatch.setenv("VLLM_PLUGINS", chosen) if chosen else monkeypatch.delenv("VLLM_PLUGINS", raising=False)
     monkeypatch.setattr("sys.argv", ["vllm", "serve", "demo"])
     if not refused:
         assert platform() == "serve.platform.BundlePlatform"
+        assert (os.environ[BUNDLE_VARIABLE], os.environ["VLLM_USE_V2_MODEL_RUNNER"]) == ("demo", "0")
+        assert os.environ[METRICS_VARIABLE].startswith(str(tmp_path / METRICS_PREFIX))
         return
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         platform()
-    assert "the plugin neuron (vllm_neuron) is active as well; set VLLM_PLUGINS=trnspec" in (capsys.readouterr().err)
+    assert "the plugin neuron (vllm_neuron) is active as well; set VLLM_PLUGINS=trnspec" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--version"], ["bench", "serve", "--model", "m"], ["serve", "--help"]])

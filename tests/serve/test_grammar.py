@@ -10,12 +10,21 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
 from trnspec.engine.masks import ConstrainedDraft, allows
 
-pytestmark = pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)
+pytest.importorskip("vllm", reason=NO_VLLM)
+from transformers import PreTrainedTokenizerFast
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+from serve.grammar import Grammar, Grammars
+
 SCHEMA = {
     "type": "object", "additionalProperties": False, "required": ["name", "kind"],
     "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,6}$"}, "kind": {"enum": ["odd", "even"]}},
@@ -25,12 +34,6 @@ K = 7
 
 def grammar_of(schema: dict[str, Any] = SCHEMA, stop_ids: tuple[int, ...] = ()) -> Any:
     """A grammar for the demo's tokenizer with a matcher of vLLM's backend, and no mask of vLLM's."""
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-    from vllm.v1.structured_output.backend_types import StructuredOutputOptions  # noqa: PLC0415
-    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend  # noqa: PLC0415
-
-    from serve.grammar import Grammar  # noqa: PLC0415
-
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(ROOT / "demo/target/tokenizer.json"))
     config = SimpleNamespace(
         structured_outputs_config=SimpleNamespace(disable_any_whitespace=True),
@@ -76,19 +79,54 @@ def test_vllm_s_mask_is_that_of_the_next_token_only() -> None:
 
 @pytest.mark.parametrize("compiled", [None, ValueError("no grammar")], ids=["not yet", "never"])
 def test_without_a_matcher_no_draft_passes(compiled: Any) -> None:
-    from serve.grammar import Grammar  # noqa: PLC0415
-
-    assert Grammar("test", SimpleNamespace(grammar=compiled), None)([1, 2]) is None
+    grammar = Grammar("test", SimpleNamespace(grammar=compiled), None)
+    assert grammar([1, 2]) is None
+    assert grammar.structured is not None, "no failure of a matcher"
     assert Grammar("test", None, None)([1, 2]) is None
 
 
 @pytest.mark.parametrize("broken", [{"accept_tokens.return_value": False}, {"fill_bitmask.side_effect": RuntimeError}])
 def test_a_matcher_that_fails_is_left_out_and_vllm_s_masks_go_on(broken: dict[str, Any]) -> None:
-    from serve.grammar import Grammar  # noqa: PLC0415
-
     matcher = mock.Mock(**{"is_terminated.return_value": False} | broken)
     grammar = Grammar("test", SimpleNamespace(grammar=matcher), mock.Mock())
     assert grammar([1]) is None
     assert grammar.structured is None
     grammar.next = np.full(4, 5, np.int32)
     assert (grammar([1, 2]) == 5).all()
+
+
+class Matcher:
+    """Ends with the id 0, and allows nothing after the id 9."""
+
+    def __init__(self) -> None:
+        self.ids = list[int]()
+
+    def is_terminated(self) -> bool:
+        return self.ids[-1:] == [0]
+
+    def accept_tokens(self, name: str, ids: list[int]) -> bool:
+        accepted = not self.is_terminated()
+        self.ids += ids
+        return accepted
+
+    def rollback(self, count: int) -> None:
+        del self.ids[-count:]
+
+    def fill_bitmask(self, words: torch.Tensor, row: int) -> None:
+        words[row] = -(self.ids[-1:] != [9])
+
+
+def test_no_draft_passes_the_end_of_a_grammar_or_a_dead_end() -> None:
+    backend = SimpleNamespace(allocate_token_bitmask=lambda rows: torch.ones((rows, 2), dtype=torch.int32))
+    grammar = Grammar("test", SimpleNamespace(grammar=Matcher()), SimpleNamespace(backend=backend))
+    found = [grammar(ids) is not None for ids in ([], [1], [1, 0], [1, 0, 5], [1, 9], [2], [2, 9, 3])]
+    assert found == [True, True, False, False, False, True, True]
+    assert grammar.structured is not None, "the matcher has not failed"
+
+
+@pytest.mark.parametrize("reasoning", [None, object])
+def test_a_grammar_is_compiled_unless_only_vllm_knows_where_it_begins(reasoning: Any) -> None:
+    compiled, grammars = list[Any](), Grammars(None)
+    grammars._manager = SimpleNamespace(reasoner_cls=reasoning, grammar_init=compiled.append)
+    grammars.of("a", SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+    assert [request.request_id for request in compiled] == ([] if reasoning else ["a"])

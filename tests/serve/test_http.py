@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.model.demo_bundle import PROMPTS, ROOT
-from tests.serve.server import NO_VLLM, Server, sample
+from tests.serve.server import OVER_HTTP, Server, sample
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
+pytestmark = OVER_HTTP
 GREEDY = {"temperature": 0.0}
 SEEDED = {"temperature": 0.9, "seed": 11, "extra_body": {"top_k": 50, "min_p": 0.02}, "top_p": 0.95}
 
@@ -29,40 +30,32 @@ def ids_of(completion: Any) -> list[int]:
     return list(completion.choices[0].token_ids)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS[:4])
-def test_tokens_are_the_offline_ones(client: Any, name: str, llm: LLM, prompt: str) -> None:
-    for params, body in ((Params(), GREEDY), (Params(0.9, 50, 0.95, 0.02, 11), SEEDED)):
-        offline = llm.generate(prompt, params, max_new_tokens=40)
-        online = complete(client, name, prompt, max_tokens=40, **body)
-        assert ids_of(online) == list(offline.ids)
-        assert online.choices[0].finish_reason == {"eos": "stop", "length": "length"}[offline.reason]
+def test_tokens_are_the_offline_ones(client: Any, name: str, llm: LLM) -> None:
+    for prompt in PROMPTS[:4]:
+        for params, body in ((Params(), GREEDY), (Params(0.9, 50, 0.95, 0.02, 11), SEEDED)):
+            offline = llm.generate(prompt, params, max_new_tokens=40)
+            online = complete(client, name, prompt, max_tokens=40, **body)
+            assert ids_of(online) == list(offline.ids)
+            assert online.choices[0].finish_reason == {"eos": "stop", "length": "length"}[offline.finish_reason]
 
 
 def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, llm: LLM) -> None:
-    lengths = [1, 33, 5, 60, 17, 2, 48, 9, 25, 40]
-    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(lengths))]
-    with ThreadPoolExecutor(len(lengths)) as pool:
+    requests = list(zip(PROMPTS, [1, 33, 5, 60, 17, 2, 48, 9, 25, 40], itertools.count(), strict=False))
+    with ThreadPoolExecutor(len(requests)) as pool:
         answers = [
-            pool.submit(complete, client, name, p, max_tokens=n, temperature=0.8, seed=i)
-            for i, (p, n) in enumerate(zip(prompts, lengths, strict=True))
+            pool.submit(complete, client, name, prompt, max_tokens=length, temperature=0.8, seed=seed)
+            for prompt, length, seed in requests
         ]
-        online = [ids_of(a.result()) for a in answers]
-    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        assert online[i] == list(llm.generate(prompt, Params(0.8, seed=i), max_new_tokens=length).ids)
-
-
-def test_a_stream_joins_to_the_text_that_comes_at_once(client: Any, name: str) -> None:
-    whole = complete(client, name, PROMPTS[0], max_tokens=40, **SEEDED).choices[0].text
-    pieces = [c.choices[0].text for c in complete(client, name, PROMPTS[0], max_tokens=40, stream=True, **SEEDED)]
-    assert "".join(pieces) == whole
+    for answer, (prompt, length, seed) in zip(answers, requests, strict=True):
+        assert ids_of(answer.result()) == list(llm.generate(prompt, Params(0.8, seed=seed), max_new_tokens=length).ids)
 
 
 def test_a_stop_string_inside_a_block_cuts_the_text_before_it(client: Any, name: str) -> None:
-    whole = complete(client, name, PROMPTS[0], max_tokens=60, **GREEDY).choices[0].text
+    full = complete(client, name, PROMPTS[0], max_tokens=60, **GREEDY).choices[0].text
     for begin in (7, 11, 16):
-        stop = whole[begin : begin + 3]
+        stop = full[begin : begin + 3]
         choice = complete(client, name, PROMPTS[0], max_tokens=60, stop=stop, **GREEDY).choices[0]
-        assert (choice.text, choice.finish_reason) == (whole[: whole.index(stop)], "stop")
+        assert (choice.text, choice.finish_reason) == (full[: full.index(stop)], "stop")
 
 
 @pytest.mark.parametrize("length", [255, 250, 200])
@@ -78,7 +71,7 @@ def test_clients_that_leave_free_their_slots_and_their_places_in_the_queue(
     server: Server, client: Any, name: str, llm: LLM
 ) -> None:
     # vendor seam: comes with vLLM
-    import openai  # noqa: PLC0415
+    import openai
 
     long = {"extra_body": {"ignore_eos": True}, "max_tokens": 240, "stream": True} | GREEDY
     streams = [complete(client, name, PROMPTS[0], **long) for _ in range(8)]

@@ -63,6 +63,7 @@ def test_the_engine_gets_the_parameters_and_ends_where_vllm_does() -> None:
     ended = engine_request(CONFIG, (1, 2), sampling(eos_token_id=None, stop_token_ids=[5, 6], max_tokens=None))
     assert (ended.max_new_tokens, ended.stop_ids) == (256, (5, 6)), "ignore_eos leaves vLLM no eos_token_id"
     assert not ended.full_sampling
+    assert engine_request(CONFIG, (1,), sampling(max_tokens=300)).max_new_tokens == 256
     penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.1}
     more = {"logit_bias": {3: 2.0}, "allowed_token_ids": [3, 4], "bad_words_token_ids": [[5], [6, 7]], "min_tokens": 2}
     request = engine_request(CONFIG, (1,), sampling(logprobs=3, prompt_logprobs=0, seed=1, **penalties, **more))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
 
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import NO_VLLM, Server
+from tests.serve.server import OVER_HTTP, Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
+pytestmark = OVER_HTTP
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _USER = {"role": "user", "content": "a"}
 _SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -82,38 +79,27 @@ _SAMPLED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def post(server: Server, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-    """The status and the JSON of an answer."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(server.url + path, content, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
 def test_what_is_served_is_answered(server: Server, name: str) -> None:
     for path, start in _START.items():
         for more in _SERVED:
-            status, answer = post(server, path, {"model": name} | start | more)
+            status, answer = server.post(path, {"model": name} | start | more)
             assert status == 200, (path, more, answer)
             assert len(answer["choices"]) == more.get("n", 1)
 
 
 def test_what_is_not_served_is_a_400_with_a_sentence(server: Server, name: str) -> None:
     for path, more, word in _REFUSED:
-        status, answer = post(server, path, {"model": name} | _START.get(path, {}) | more)
+        status, answer = server.post(path, {"model": name} | _START.get(path, {}) | more)
         assert status == 400, (path, more, answer)
         message = answer["error"]["message"]
         assert len(message) > 10
         assert word in message, (path, more, message)
-    assert post(server, COMPLETIONS, {"model": "no-such-model"} | _START[COMPLETIONS])[0] == 404
+    assert server.post(COMPLETIONS, {"model": "no-such-model"} | _START[COMPLETIONS])[0] == 404
 
 
 def test_a_body_that_is_no_request_is_a_400(server: Server) -> None:
     for body in (b"", b"no json", b"[]", b'{"prompt": "a"', b"\xff\xfe", _DEEP, _NESTED):
-        status, answer = post(server, COMPLETIONS, body)
+        status, answer = server.post(COMPLETIONS, body)
         assert status == 400, (body[:20], answer)
     assert server.status("/health") == 200
 
@@ -123,7 +109,7 @@ def test_a_body_that_is_no_request_is_a_400(server: Server) -> None:
 )
 def test_what_means_nothing_to_a_bundle_changes_no_token(server: Server, name: str, more: dict[str, Any]) -> None:
     plain = {"model": name, "return_token_ids": True} | _START[COMPLETIONS]
-    (first, plain_answer), (second, answer) = (post(server, COMPLETIONS, plain | extra) for extra in ({}, more))
+    (first, plain_answer), (second, answer) = (server.post(COMPLETIONS, plain | extra) for extra in ({}, more))
     assert (first, second) == (200, 200)
     assert plain_answer["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
 
@@ -131,7 +117,7 @@ def test_what_means_nothing_to_a_bundle_changes_no_token(server: Server, name: s
 @pytest.mark.parametrize("path", _SAMPLED)
 def test_every_endpoint_samples_without_a_seed(server: Server, name: str, path: str) -> None:
     body, field = _SAMPLED[path]
-    answers = [post(server, path, {"model": name, **body}) for _ in range(4)]
+    answers = [server.post(path, {"model": name, **body}) for _ in range(4)]
     assert [status for status, _ in answers] == [200] * 4, answers
     # each has its seed: no four texts of this length are equal by chance
     assert len({str([part.get("text") or part.get("content") for part in a[field]]) for _, a in answers}) > 1

@@ -11,14 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import NO_VLLM, URL_VARIABLE, Server, starting, wait
-from tests.serve.test_refusals import post
+from tests.serve.server import OWN_SERVER, Server, starting, wait
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
-    pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
-]
+pytestmark = OWN_SERVER
 # compiling takes ten times as long
 _AT_ONCE_S, _START_S, _DRAIN_S = 5, 300, 3
 
@@ -31,7 +26,7 @@ def starting_server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
 
 def test_a_server_that_starts_ends_at_once(starting_server: Server) -> None:
     # comes with vLLM
-    import psutil  # noqa: PLC0415
+    import psutil
 
     process, file = starting_server.process, starting_server.log
     assert process is not None
@@ -63,7 +58,7 @@ def test_more_work_than_a_drain_has_time_for_is_answered_with_an_error(starting_
     def complete(seed: int) -> int:
         body = {"model": "m", "prompt": "a", "max_tokens": 250, "temperature": 1.5, "n": 4, "ignore_eos": True}
         try:
-            return post(starting_server, "/v1/completions", body | {"seed": seed})[0]
+            return starting_server.post("/v1/completions", body | {"seed": seed})[0]
         except OSError:
             return 0
 

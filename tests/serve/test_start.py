@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.server import NO_VLLM, URL_VARIABLE, free_port, vllm_command
+from tests.serve.server import OWN_SERVER, free_port, vllm_command
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM),
-    pytest.mark.skipif(URL_VARIABLE in os.environ, reason=f"{URL_VARIABLE} names a server that others use"),
-]
+pytestmark = OWN_SERVER
 
 
 def ended(bundle: Path | str, *options: str, **environment: str) -> str:
@@ -29,10 +25,6 @@ def ended(bundle: Path | str, *options: str, **environment: str) -> str:
     assert done.returncode == 2, errors
     assert "Traceback" not in errors + done.stdout.decode()
     return errors.splitlines()[-1]
-
-
-def no_folder(bundle: Path, tmp_path: Path) -> tuple[str, str]:
-    return ended("bundles/demo_nope"), "bundles/demo_nope is no bundle: there is no such folder; give"
 
 
 def damaged_weights(bundle: Path, tmp_path: Path) -> tuple[str, str]:
@@ -56,12 +48,8 @@ def port(bundle: Path, tmp_path: Path) -> tuple[str, str]:
         return ended(bundle, "--port", str(taken.getsockname()[1])), "the port is in use; end the server"
 
 
-def slots(bundle: Path, tmp_path: Path) -> tuple[str, str]:
-    return ended(bundle, "--max-num-seqs", "5"), "max-num-seqs is 5; the bundle has 4 slots, lower it"
-
-
 Case = Callable[[Path, Path], tuple[str, str]]
-CASES: list[Case] = [no_folder, damaged_weights, few_blocks, port, slots]
+CASES: list[Case] = [damaged_weights, few_blocks, port]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])

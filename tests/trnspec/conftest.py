@@ -13,19 +13,20 @@ from trnspec.llm import LLM
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(demo_bundles: Path) -> Path:
     """The folder of a demo bundle: k 7, batch 4, length 256, fp32."""
-    folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
-    folder.mkdir(exist_ok=True)
-    return graphs(folder).bundle.path
+    return graphs(demo_bundles).bundle.path
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a bundle that a new process compiles in seconds."""
+    """The folder of a bundle that a new process compiles in seconds, and that is compiled here."""
     folder = tmp_path_factory.mktemp("tiny")
     write_pair(folder)
-    return build(spec(folder, k=1, batch=1))
+    bundle = build(spec(folder, k=1, batch=1))
+    with LLM(bundle) as opened:
+        opened.generate([5], max_new_tokens=2)
+    return bundle
 
 
 @pytest.fixture(scope="session")

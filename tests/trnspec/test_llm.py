@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import pytest
 
-from compile.doctor import verify
 from model.errors import UserError
 from tests.model.demo_bundle import PROMPTS
 from trnspec.engine.request import Params
@@ -22,29 +21,26 @@ from trnspec.llm import LLM
 
 # one bundle of the demo pair, compiled with what requests need; small ones are in tests/test_tiny.py
 pytestmark = pytest.mark.slow
-DRAWN = Params(temperature=0.8, seed=7)
+SAMPLED = Params(temperature=0.8, seed=7)
 COUNT = "Count from 1 to 10:"
 FEW = {"max_new_tokens": 16}
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_tokens_and_a_different_one_does_not(llm: LLM) -> None:
-    first, again = (llm.generate(COUNT, DRAWN, **FEW) for _ in range(2))
+    first, again = (llm.generate(COUNT, SAMPLED, **FEW) for _ in range(2))
     assert first.ids == again.ids
     assert first.ids != llm.generate(COUNT, Params(temperature=0.8, seed=8), **FEW).ids
-    assert (len(first.ids), first.reason) == (16, "length")
+    assert (len(first.ids), first.finish_reason) == (16, "length")
     assert 1 <= first.tokens_per_step <= llm.config.k + 1
     assert all(0 <= share <= 1 for share in first.acceptance)
     assert first.seconds > 0
 
 
 @pytest.mark.parametrize(
-    "params",
-    [Params(), DRAWN, pytest.param(Params(1.1, top_k=30, seed=5), marks=pytest.mark.slow)],
-    ids=["greedy", "drawn", "filtered"],
+    "params", [Params(), SAMPLED, Params(1.1, top_k=30, seed=5)], ids=["greedy", "sampled", "filtered"]
 )
 def test_speculation_off_and_its_limit_give_the_same_bytes(llm: LLM, params: Params) -> None:
-    """Off for the server or for a request, any limit, alone, in a batch or as a stream."""
+    """Off for the server or for a request, any limit, by itself, in a batch or as a stream."""
     drafts = llm.generate(COUNT, params, **FEW)
     assert sum(drafts.accepted) > 0
     assert drafts.tokens_per_step > 1
@@ -60,20 +56,18 @@ def test_speculation_off_and_its_limit_give_the_same_bytes(llm: LLM, params: Par
 
 
 def test_a_restart_gives_the_same_ids(tiny: Path) -> None:
-    """In a new process, with speculation off and with a request's limit of none."""
+    """In a new process, without speculation."""
     params = Params(1.1, top_k=30, seed=5)
     with LLM(tiny) as llm:
         drafts = llm.generate(COUNT, params, **FEW)
     assert len(set(drafts.ids)) > 4
-    flags = {"temperature": params.temperature, "top-k": params.top_k, "seed": params.seed, "max-new-tokens": 16}
     command = [sys.executable, "-m", "model.generate", "--bundle", str(tiny), "--prompt", COUNT, "--json"]
-    command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
-    for more in (["--no-speculation"], ["--k-limit", "0"]):
-        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["ids"] == drafts.ids
+    command += ["--temperature", "1.1", "--top-k", "30", "--seed", "5", "--max-new-tokens", "16", "--no-speculation"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["ids"] == drafts.ids
 
 
-def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
+def test_a_batch_gives_what_each_prompt_gives_by_itself(llm: LLM) -> None:
     # more prompts than slots, so that some wait for a place
     prompts = PROMPTS[: llm.config.batch + 2]
     params = [Params(temperature=0.7 * (i % 2), seed=i) for i in range(len(prompts))]
@@ -85,28 +79,13 @@ def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
 
 def test_ids_in_and_out(llm: LLM) -> None:
     ids = llm.tokenizer.encode(COUNT).ids
-    as_text, as_ids = llm.generate(COUNT, DRAWN, **FEW), llm.generate(ids, DRAWN, **FEW)
+    as_text, as_ids = llm.generate(COUNT, SAMPLED, **FEW), llm.generate(ids, SAMPLED, **FEW)
     assert as_ids.ids == as_text.ids
-    assert [o.ids for o in llm.generate([ids, COUNT], DRAWN, **FEW)] == [as_text.ids] * 2
+    assert [o.ids for o in llm.generate([ids, COUNT], SAMPLED, **FEW)] == [as_text.ids] * 2
     assert llm.tokenizer.decode(as_ids.ids) == as_ids.text
     # the same text in two parts: the noise of a token depends on its position
-    whole = llm.generate((*ids, *as_ids.ids[:10]), DRAWN, max_new_tokens=6)
-    assert [*as_ids.ids[:10], *whole.ids] == as_ids.ids
-
-
-@pytest.mark.parametrize(
-    ("options", "prompt"),
-    zip([{}, {"stop": " the"}, {"stop": ["he s", "and t"]}, {"k_limit": 2}], PROMPTS[12:16], strict=True),
-    ids=["plain", "a stop", "two stops", "a limit"],
-)
-def test_pieces_join_to_the_text(llm: LLM, prompt: str, options: dict[str, Any]) -> None:
-    stream = llm.stream(prompt, DRAWN, max_new_tokens=60, **options)
-    pieces = list(stream)
-    expected = llm.generate(prompt, DRAWN, max_new_tokens=60, **options)
-    assert "".join(pieces) == expected.text
-    assert len(pieces) > 1 or expected.reason == "stop"
-    assert stream.output
-    assert (stream.output.ids, stream.output.reason) == (expected.ids, expected.reason)
+    rest = llm.generate((*ids, *as_ids.ids[:10]), SAMPLED, max_new_tokens=6)
+    assert [*as_ids.ids[:10], *rest.ids] == as_ids.ids
 
 
 def test_a_stop_string_is_never_shown_even_in_part(llm: LLM) -> None:
@@ -120,32 +99,29 @@ def test_a_stop_string_is_never_shown_even_in_part(llm: LLM) -> None:
         assert shown == stream.output.text
         assert stop not in shown
         assert text.startswith(shown)
-        assert stream.output.reason == "stop"
+        assert stream.output.finish_reason == "stop"
 
 
-def test_a_stop_string_before_min_tokens_is_no_end_and_the_next_one_is(llm: LLM) -> None:
+def test_a_stop_string_before_min_tokens_is_no_end(llm: LLM) -> None:
     prompt = "Count from 1 to 100: 1, 2, 3,"
     first = llm.generate(prompt, max_new_tokens=48, stop=",")
     later = llm.generate(prompt, Params(min_tokens=len(first.ids) + 2), max_new_tokens=48, stop=",")
-    assert first.reason == later.reason == "stop"
-    assert "," not in first.text
+    assert first.finish_reason == later.finish_reason == "stop"
     assert later.text.startswith(first.text + ",")
-    assert len(first.ids) + 2 <= len(later.ids) + 1 < 48
 
 
-def test_streams_and_batches_are_served_together(llm: LLM) -> None:
-    alone = [llm.generate(p, DRAWN, **FEW).text for p in PROMPTS[:3]]
-    one, two = (llm.stream(p, DRAWN, **FEW) for p in PROMPTS[:2])
-    texts = ["", ""]
-    third = ""
-    for turn, pieces in enumerate(itertools.zip_longest(one, two, fillvalue="")):
-        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+def test_streams_and_prompts_without_speculation_are_served_together(llm: LLM) -> None:
+    expected = [llm.generate(p, SAMPLED, **FEW).text for p in PROMPTS[:3]]
+    streams, texts = [llm.stream(p, SAMPLED, **FEW) for p in PROMPTS[:2]], ["", "", ""]
+    for turn, pieces in enumerate(itertools.zip_longest(*streams, fillvalue="")):
+        texts[:2] = [text + piece for text, piece in zip(texts[:2], pieces, strict=True)]
         if turn == 1:
-            third = llm.generate(PROMPTS[2], DRAWN, **FEW).text
-    assert [*texts, third] == alone
+            third = llm.generate(PROMPTS[2], SAMPLED, **FEW, speculation=False)
+            texts[2] = third.text
+    assert texts == expected
+    assert sum(third.accepted) == 0
 
 
-@pytest.mark.slow
 def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
     for _ in range(llm.config.batch + 1):
         stream = llm.stream(PROMPTS[0])
@@ -155,33 +131,26 @@ def test_a_stream_that_is_left_frees_its_place(llm: LLM) -> None:
     assert len(llm.generate(COUNT, **FEW).ids) == 16
 
 
-def test_the_context_s_end_is_a_reason(llm: LLM) -> None:
-    output = llm.generate(COUNT, DRAWN, max_new_tokens=1000)
-    assert output.reason in ("context", "eos")
-    ids = llm.tokenizer.encode(COUNT).ids
-    assert len(ids) + len(output.ids) <= llm.config.max_len
-
-
 def test_its_end_frees_the_memory(bundle: Path) -> None:
     client = jax.devices("cpu")[0].client
 
-    def held() -> tuple[int, int]:
+    def memory() -> tuple[int, int]:
         gc.collect()
         return sum(a.nbytes for a in client.live_buffers()), len(client.live_executables())
 
-    before = held()
+    before = memory()
     with LLM(bundle) as llm:
         llm.generate(COUNT, **FEW)
         stream = llm.stream(COUNT)
         next(stream)
-        bytes_open, executables_open = held()
+        bytes_open, executables_open = memory()
     assert bytes_open > before[0] + 10_000_000
     assert executables_open > before[1]
     for use in (lambda: next(stream), lambda: llm.generate(COUNT)):
         with pytest.raises(UserError, match=r"closed|not loaded"):
             use()
     del use
-    assert held() == before
+    assert memory() == before
     llm.load()
     assert len(llm.generate(COUNT, **FEW).ids) == 16
     llm.close()
@@ -192,14 +161,12 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], str]] = {
     "no text": (lambda llm: llm.generate(""), "the prompt is empty"),
     "a stream of nothing": (lambda llm: llm.stream(""), "the prompt is empty"),
     "an id too large": (lambda llm: llm.generate([5, 2048]), "the id 2048; this bundle's ids are 0 to 2047"),
-    "a negative id": (lambda llm: llm.generate([5, -1]), "the id -1"),
-    "a long prompt": (lambda llm: llm.generate([5] * 256), "the prompt has 256 tokens"),
     "a parameter": (lambda llm: llm.generate(COUNT, Params(top_p=0)), "top-p is 0"),
-    "no tokens": (lambda llm: llm.generate(COUNT, max_new_tokens=0), "max-new-tokens is 0"),
     "a limit": (lambda llm: llm.generate(COUNT, k_limit=8), "k-limit is 8; this bundle drafts 0 to 7"),
     "an empty stop": (lambda llm: llm.generate(COUNT, stop=""), "a stop string is empty"),
-    "few params": (lambda llm: llm.generate([COUNT] * 3, [DRAWN] * 2), "2 Params came for 3 prompts"),
-    "many params": (lambda llm: llm.generate(COUNT, [DRAWN] * 2), "2 Params came for one prompt"),
+    "few params": (lambda llm: llm.generate([COUNT] * 3, [SAMPLED] * 2), "2 Params came for 3 prompts"),
+    "many params": (lambda llm: llm.generate(COUNT, [SAMPLED] * 2), "2 Params came for one prompt"),
+    "no bundle": (lambda llm: LLM(llm.bundle.path / "graphs"), r"has no manifest.json"),
 }
 
 
@@ -208,23 +175,3 @@ def test_what_is_refused_and_why(llm: LLM, use: Callable[[LLM], object], sentenc
     with pytest.raises(UserError, match=sentence):
         use(llm)
     assert len(llm.generate(COUNT, max_new_tokens=2).ids) == 2
-
-
-def test_a_stream_and_a_prompt_without_speculation_are_served_together(llm: LLM) -> None:
-    alone, drafts = llm.generate(PROMPTS[1], DRAWN, **FEW, speculation=False), llm.generate(COUNT, DRAWN, **FEW)
-    stream = llm.stream(COUNT, DRAWN, **FEW)
-    first = next(stream)
-    beside = llm.generate(PROMPTS[1], DRAWN, **FEW, speculation=False)
-    assert (beside.ids, sum(beside.accepted)) == (alone.ids, 0)
-    assert first + "".join(stream) == drafts.text
-
-
-def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no manifest.json"):
-        LLM(tmp_path)
-
-
-def test_verify_is_the_doctor(bundle: Path, tmp_path: Path) -> None:
-    assert verify(bundle) == []
-    with pytest.raises(UserError, match="has no manifest"):
-        verify(tmp_path)

@@ -8,7 +8,7 @@ import pytest
 
 from nkisim.dialect.loops import RULES
 from nkisim.dialect.rules import Rule
-from nkisim.lint import Finding, lint
+from nkisim.lint import Finding, lint, main
 from nkisim.versions import VERSIONS
 
 # text under lint, which nothing imports
@@ -174,3 +174,19 @@ def test_a_version_has_its_own_rules(tmp_path: Path) -> None:
     (tmp_path / "device").mkdir()
     found = {f.rule: f.severity for f in findings(tmp_path / "device", body(DEVICE), "0.7")}
     assert found == {"dynamic-loop": "error", "register-condition": "error"}
+
+
+def test_a_file_that_is_not_python_is_a_sentence_and_the_others_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "good.py").write_text(f"{HEAD}{body('return eval(n)')}")
+    found, count = lint([tmp_path])
+    assert (count, sorted(f.rule for f in found)) == (1, ["builtin", "syntax", "syntax"])
+    assert "is not Python" in str(next(f for f in found if f.path.endswith("broken.py")))
+
+
+def test_an_inner_kernel_may_return_private_tensors(tmp_path: Path) -> None:
+    inside = "@nki.jit\ndef inner(x):\n    t = nl.ndarray((8, 8), nl.float32, nl.sbuf)\n    return t"
+    found = findings(tmp_path, f"{inside}\n@nki.jit\ndef outer(x): return inner(x)")
+    assert [finding.rule for finding in found] == ["kernel-in-kernel"]
+    assert [main([str(tmp_path), *more]) for more in ([], ["--policy", "vendor"])] == [1, 0]

@@ -1,4 +1,4 @@
-"""What published kernels rely on: what the texts allow runs strictly, the rest by a policy that warns once."""
+"""What published kernels rely on: what the texts allow runs strictly, the rest by the policy vendor, which warns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,9 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import errors
-from nkisim.lint import lint
-from nkisim.lint import main as lint_main
-from nkisim.tests.harness import out, run, tile
+from nkisim.tests.harness import out, run, tile, vendor
 
 TILE = np.arange(128 * 512, dtype=np.float32).reshape(128, 512)
-
-
-def vendor(kernel: Callable[..., Any], *args: Any, lnc: int = 1, **more: Any) -> Any:
-    """Run a kernel by the policy vendor; exactly one relaxation is warned of, once."""
-    with pytest.warns(errors.Relaxed) as caught:
-        result = nkisim.run(nkisim.jit(kernel)[lnc], args, policy="vendor", **more).outputs
-    assert len([w for w in caught if w.category is errors.Relaxed]) == 1
-    return result
 
 
 # explicit addresses
@@ -165,81 +155,6 @@ def test_a_barrier_of_a_different_tensor_is_an_order_for_the_vendor() -> None:
         run(other_barrier, lnc=2)
 
 
-# memory that nobody wrote
-
-
-def half(x: Any, late: bool = True) -> Any:
-    held = nl.ndarray((128, 512), nl.float32)
-    nisa.dma_copy(dst=held[0:64], src=x[0:64])
-    nisa.tensor_scalar(held, held, nl.multiply, 2.0)
-    if late:
-        nisa.tensor_copy(held[64:128], held[0:64])
-    return out(held)
-
-
-def test_a_sentinel_that_reaches_no_output_is_no_fault() -> None:
-    assert np.array_equal(vendor(half, TILE), 2 * np.concatenate([TILE[:64], TILE[:64]]))
-    with pytest.raises(errors.UnwrittenRead):
-        run(half, TILE)
-
-
-@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
-def test_a_sentinel_that_reaches_an_output_is_refused_there_or_given_back() -> None:
-    with pytest.raises(errors.UnwrittenRead, match=r"launch: output reads 32768 of 65536.*\[64, 0\]"):
-        run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel")
-    for output in ("warn", "allow"):
-        found = run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel", unwritten_output=output)
-        assert np.isnan(found[64:]).all()
-        assert np.array_equal(found[:64], 2 * TILE[:64])
-
-
-@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
-@pytest.mark.parametrize("engine", ["vector", "tensor"])
-def test_a_sentinel_goes_where_its_value_goes(engine: str) -> None:
-    """Integers by their place, floats by their NaN: through a product the whole column."""
-
-    def kernel() -> Any:
-        dtype = nl.int32 if engine == "vector" else nl.float32
-        held, result = nl.ndarray((32, 32), dtype), nl.ndarray((32, 32), dtype)
-        nisa.memset(dst=held[:, 0:31], value=1)
-        if engine == "vector":
-            nisa.tensor_tensor(dst=result, data1=held, data2=held, op=nl.add)
-        else:
-            product = nl.ndarray((32, 32), nl.float32, nl.psum)
-            nisa.nc_matmul(product, tile(32, 32), held)
-            nisa.tensor_copy(result, product)
-        shared = nl.ndarray((32, 32), dtype, nl.shared_hbm)
-        nisa.dma_copy(dst=shared, src=result)
-        return shared
-
-    with pytest.raises(errors.UnwrittenRead, match=r"reads 32 of 1024.*\[0, 31\]"):
-        run(kernel, unwritten_read="sentinel")
-
-
-@pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
-@pytest.mark.parametrize("way", ["sum", "column", "transpose"])
-def test_an_integer_sentinel_reaches_sums_rows_and_transposes(way: str) -> None:
-    def kernel() -> Any:
-        held = nl.ndarray((32, 32), nl.int32)
-        # all but [31, 30]
-        for view in (held[:, 0:30], held[:, 31:32], held[0:31, 30:31]):
-            nisa.memset(dst=view, value=1)
-        result = nl.ndarray((32, 1 if way == "sum" else 32), nl.int32)
-        if way == "sum":
-            nisa.tensor_reduce(result, nl.bitwise_or, held, axis=1)
-        elif way == "column":
-            nisa.tensor_scalar(result, tile(32, 32, "int32"), nl.add, held[:, 30:31])
-        else:
-            nisa.nc_transpose(result, held)
-        shared = nl.ndarray(result.shape, nl.int32, nl.shared_hbm)
-        nisa.dma_copy(dst=shared, src=result)
-        return shared
-
-    read = {"sum": r"reads 1 of 32 .*\[31, 0\]", "column": r"reads 32 of 1024 .*\[31, 0\]"}
-    with pytest.raises(errors.UnwrittenRead, match=read.get(way, r"reads 1 of 1024 .*\[30, 31\]")):
-        run(kernel, unwritten_read="sentinel")
-
-
 # views
 
 
@@ -350,46 +265,22 @@ def test_every_door_takes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel(TILE)
 
 
-# the linter
+# transposes of fp8, patterns
 
 
-def written(folder: Path, **files: str) -> Path:
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(f"import nki\nimport nki.language as nl\n{text}\n")
-    return folder
-
-
-def test_a_file_that_is_not_python_is_a_sentence_and_the_others_are_checked(tmp_path: Path) -> None:
-    broken, binary = "def f(:\n", tmp_path / "binary.py"
-    binary.write_bytes(b"\xff\xfe\x00")
-    written(tmp_path, broken=broken, good="@nki.jit\ndef kernel(x):\n    return eval('x')")
-    findings, count = lint([tmp_path])
-    assert (count, sorted(f.rule for f in findings)) == (1, ["builtin", "syntax", "syntax"])
-    assert "is not Python" in str(next(f for f in findings if f.path.endswith("broken.py")))
-
-
-def test_an_inner_kernel_may_return_private_tensors(tmp_path: Path) -> None:
-    inside = "@nki.jit\ndef inner(x):\n    t = nl.ndarray((8, 8), nl.float32, nl.sbuf)\n    return t"
-    folder = written(tmp_path, all=f"{inside}\n@nki.jit\ndef outer(x):\n    return inner(x)")
-    assert [f.rule for f in lint([folder])[0]] == ["kernel-in-kernel"]
-    assert lint_main([str(folder)]) == 1
-    assert lint_main([str(folder), "--policy", "vendor"]) == 0
-
-
-def fp8_turned(x: Any) -> Any:
-    held = nl.ndarray((32, 32), nl.float8_e4m3)
-    nisa.tensor_copy(held, nl.load(x[0:32, 0:32]))
-    turned = nl.ndarray((32, 64), nl.float8_e4m3, buffer=nl.psum)
-    nisa.nc_transpose(turned[:, ::2], held)
-    result = nl.ndarray((32, 32), nl.float8_e4m3)
-    nisa.tensor_copy(result, turned[:, ::2])
+def fp8_transposed(x: Any) -> Any:
+    source, result = (nl.ndarray((32, 32), nl.float8_e4m3) for _ in range(2))
+    nisa.tensor_copy(source, nl.load(x[0:32, 0:32]))
+    psum = nl.ndarray((32, 64), nl.float8_e4m3, buffer=nl.psum)
+    nisa.nc_transpose(psum[:, ::2], source)
+    nisa.tensor_copy(result, psum[:, ::2])
     return out(result)
 
 
 def test_an_fp8_transpose_writes_every_second_element() -> None:
     values = np.resize(np.arange(-8.0, 8.0, dtype=np.float32), TILE.shape)
     values[0] = 3
-    assert np.array_equal(run(fp8_turned, values).astype(np.float32), values[:32, :32].T)
+    assert np.array_equal(run(fp8_transposed, values).astype(np.float32), values[:32, :32].T)
 
 
 def halves_of_rows(x: Any, step: int) -> Any:

@@ -15,6 +15,15 @@ ARITHMETIC = {
 BITS = {"bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor}
 
 
+def by_element(data: Any, op: str, x: Any, y: Any, dtype: str) -> Any:
+    """tensor_tensor of operands at any places."""
+    return laid_out(
+        lambda dst, p, q: nisa.tensor_tensor(dst=dst, data1=p, data2=q, op=getattr(nl, op)),
+        [(x, data.draw(places(x.shape))), (y, data.draw(places(x.shape, psum=False)))],
+        [(x.shape, dtype, data.draw(places(x.shape)))],
+    )
+
+
 @covers("tensor_tensor")
 @pytest.mark.parametrize("op", sorted(ARITHMETIC))
 @EACH
@@ -22,12 +31,7 @@ BITS = {"bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor
 def test_tensor_tensor(data: Any, shape: Shape, op: str, out: str) -> None:
     a, b = (data.draw(st.sampled_from((*FLOATS, "int8", "uint16"))) for _ in range(2))
     x, y = values(shape, a, 1), values(shape, b, 2)
-    found = laid_out(
-        lambda dst, p, q: nisa.tensor_tensor(dst=dst, data1=p, data2=q, op=getattr(nl, op)),
-        [(x, data.draw(places(shape))), (y, data.draw(places(shape, psum=False)))],
-        [(shape, out, data.draw(places(shape)))],
-    )  # fmt: skip
-    agree(found, fp64(ARITHMETIC[op], wide(x), wide(y)), out)
+    agree(by_element(data, op, x, y, out), fp64(ARITHMETIC[op], wide(x), wide(y)), out)
 
 
 @covers("tensor_tensor")
@@ -36,12 +40,7 @@ def test_tensor_tensor(data: Any, shape: Shape, op: str, out: str) -> None:
 @given(data=st.data(), shape=SHAPES, dtype=st.sampled_from(INTEGERS))
 def test_tensor_tensor_of_bits(data: Any, shape: Shape, op: str, dtype: str) -> None:
     x, y = values(shape, dtype, 1), values(shape, dtype, 2)
-    found = laid_out(
-        lambda dst, p, q: nisa.tensor_tensor(dst=dst, data1=p, data2=q, op=getattr(nl, op)),
-        [(x, data.draw(places(shape))), (y, data.draw(places(shape, psum=False)))],
-        [(shape, dtype, data.draw(places(shape)))],
-    )  # fmt: skip
-    assert np.array_equal(found, BITS[op](x, y))
+    assert np.array_equal(by_element(data, op, x, y, dtype), BITS[op](x, y))
 
 
 @covers("tensor_scalar")

@@ -19,6 +19,8 @@ from nki_kernels.attention.verify import verify_attention
 from nki_kernels.limits import CHUNK
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+# of check_dropped
+DROPPED = [100, 127, 1023, 5, -2]
 # 32 rows in calls of these sizes; every size is slow
 SPLITS = [
     ((1, 2, 7, 16, 6), (31, 1)),
@@ -54,9 +56,13 @@ class Inputs:
         cache = self.keys[b].copy(), self.values[b].copy()
         return Inputs(self.q[b, :, n].copy(), new, *cache, self.positions[b, n].copy())
 
+    def pages(self, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
+        """Pools of keys and values (pages, G, 128, D), a copy, and the block table."""
+        return pooled(self.keys, self.values, seed)
+
     def operands(self, pages: Any = None, limit: Any = None) -> tuple[Any, ...]:
         """Those of the kernel."""
-        (keys, values), table = pages or pooled(self.keys, self.values)
+        (keys, values), table = pages or self.pages()
         return self.q, *self.new, keys, values, self.positions, table, limit
 
     def run(self, pages: Any = None, limit: Any = None, **options: Any) -> Any:
@@ -146,11 +152,41 @@ def slices(sizes: Sequence[int]) -> list[slice]:
     return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
 
 
+def others(pools: Any, table: Any) -> list[Any]:
+    """The pages that the table does not name, copied; page 0 is zero."""
+    assert not any(pool[0].any() for pool in pools)
+    return [np.delete(pool, np.unique(table[table > 0]), 0) for pool in pools]
+
+
 def changed_rows(pools: Any, before: Any) -> list[Any]:
     """Where rows of the pools changed: (page, place), the same in both."""
     keys, values = ((pool != old).any((1, 3)) for pool, old in zip(pools, before, strict=True))
     assert np.array_equal(keys, values)
     return sorted(map(tuple, np.argwhere(keys)))
+
+
+def check_splits(x: Any, splits: Any, axis: int) -> None:
+    """Rows of one sequence in one call, and in calls of other sizes: the same bits, the same cache."""
+    single_pages = x.pages()
+    single = x.run(single_pages)
+    for split in splits:
+        pages = x.pages()
+        parts = [x.part(slice(1), rows).run(pages) for rows in slices(split)]
+        assert same(np.concatenate(parts, axis), single), split
+        assert all(map(same, pages[0], single_pages[0]))
+
+
+def check_dropped(x: Any, pages: Any, lnc: int) -> None:
+    """Rows at page 0, beyond the table, also at exactly S, and at negative positions are written nowhere.
+
+    x are five sequences of three rows from DROPPED on, in 1024 positions; the first one's bits stay.
+    """
+    (pools, table), right = pages, x.run()
+    table[1], table[2, 0] = 0, 0
+    before = [pool.copy() for pool in pools]
+    assert same(x.run((pools, table), lnc=lnc)[0], right[0])
+    places = {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
+    assert changed_rows(pools, before) == sorted((table[b, p // 128], p % 128) for b, at in places.items() for p in at)
 
 
 def same(a: Any, b: Any) -> bool:

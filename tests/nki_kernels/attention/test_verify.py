@@ -6,7 +6,6 @@ A row's bits are the same for every N, index, neighbour, order of pages, number 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,17 @@ from nki_kernels.attention.pipeline import DRAIN, PREFETCH_DISTANCE, STAGES
 from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import (
+    DROPPED,
     SPLITS,
     Dims,
     Inputs,
-    changed_rows,
+    check_dropped,
+    check_splits,
     draw,
     exact,
     model_attention,
     naive,
+    others,
     pooled,
     same,
     slices,
@@ -56,16 +58,14 @@ WAYS = [
 def check(x: Inputs, dims: Dims, lnc: int, limit: Any = None) -> None:
     """Output and cache: at most twice as far from the law as the model; no other page is written."""
     pools, table = pages = pooled(x.keys, x.values)
-    outside = np.setdiff1d(np.arange(len(pools[0])), table)
-    before = [pool[outside].copy() for pool in pools]
+    before = others(pools, table)
     out = x.run(pages, limit, lnc=lnc)
     expected, written = exact(x, limit)
     assert out.dtype == x.q.dtype
     assert is_close(out, naive(x, limit), expected)
-    for pool, cache, kept in zip(pools, written, before, strict=True):
+    for pool, cache in zip(pools, written, strict=True):
         assert np.array_equal(unpooled(pool, table, dims.S).astype(np.float64), cache)
-        assert np.array_equal(pool[outside], kept)
-        assert not pool[0].any()
+    assert all(map(same, others(pools, table), before))
 
 
 @pytest.mark.parametrize(("dims", "lnc"), WAYS, ids=str)
@@ -101,15 +101,8 @@ def test_extreme_scores(size: float) -> None:
 
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_rows_without_a_page_are_dropped(lnc: int) -> None:
-    """At page 0, beyond the table and at negative positions; a row at exactly S is not the next sequence's."""
-    x = draw(Dims(5, 2, 1, 3, 1024, 64), first=[100, 127, 1023, 5, -2])
-    (pools, table), right = pooled(x.keys, x.values), x.run()
-    table[1], table[2, 0] = 0, 0
-    before = [pool.copy() for pool in pools]
-    out = x.run((pools, table), lnc=lnc)
-    assert np.array_equal(out[0], right[0])
-    places = {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
-    assert changed_rows(pools, before) == sorted((table[b, p // 128], p % 128) for b, at in places.items() for p in at)
+    x = draw(Dims(5, 2, 1, 3, 1024, 64), first=DROPPED)
+    check_dropped(x, pooled(x.keys, x.values), lnc)
 
 
 @pytest.mark.parametrize("beyond", [None, 0, -2])
@@ -134,26 +127,13 @@ def test_sizes_that_no_launch_takes() -> None:
 
 
 DIMS = Dims(1, 2, 1, 32, 1100, 64)
-ALL = slice(None)
-
-
-def calls(x: Inputs, split: Sequence[int], pages: Any, limit: Any = None) -> Any:
-    """The rows in calls of these sizes."""
-    return np.concatenate([x.part(ALL, rows).run(pages, limit) for rows in slices(split)], 2)
 
 
 # rows within a chunk, and over the border of two
 @pytest.mark.parametrize("splits", SPLITS, ids=len)
 @pytest.mark.parametrize(("first", "dtype"), [(500, "bf16"), (1000, "fp32")])
 def test_every_n_and_split(first: int, dtype: str, splits: Any) -> None:
-    """32 rows in one call, and in calls of other sizes: the same bits, the same cache."""
-    x = draw(DIMS._replace(dtype=dtype), first=[first])
-    whole_pages = pooled(x.keys, x.values)
-    whole = x.run(whole_pages)
-    for split in splits:
-        pages = pooled(x.keys, x.values)
-        assert same(calls(x, split, pages), whole), split
-        assert all(same(a, b) for a, b in zip(pages[0], whole_pages[0], strict=True))
+    check_splits(draw(DIMS._replace(dtype=dtype), first=[first]), splits, axis=2)
 
 
 def test_a_block_draft_s_rows() -> None:
@@ -162,7 +142,8 @@ def test_a_block_draft_s_rows() -> None:
     pages, limit = pooled(x.keys, x.values), x.positions[:, -1:]
     whole = x.run(pages, limit)
     for split in ((1, 3, 4), (7, 1)):
-        assert same(calls(x, split, pages, limit), whole)
+        parts = [x.part(slice(1), rows).run(pages, limit) for rows in slices(split)]
+        assert same(np.concatenate(parts, 2), whole)
     assert same(x.run(limit=limit, lnc=2), whole)
     last = slice(7, 8)
     assert same(x.run()[:, :, last].copy(), whole[:, :, last].copy())
@@ -175,7 +156,7 @@ def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -
     together = [x.run(), x.run(lnc=2)]
     for b in range(3):
         one = slice(b, b + 1)
-        assert all(same(x.part(one, ALL).run(), out[one]) for out in together)
+        assert all(same(x.part(one, slice(None)).run(), out[one]) for out in together)
 
 
 def test_length_and_pages() -> None:

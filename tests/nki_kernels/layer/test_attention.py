@@ -11,13 +11,17 @@ import pytest
 
 from nki_kernels.layer import core_split
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import SPLITS, changed_rows, in_turn, same, slices, unpooled
-from tests.nki_kernels.layer.inputs import (
-    AttentionDims,
-    draw_attention,
-    exact_attention,
-    naive_attention,
+from tests.nki_kernels.attention.inputs import (
+    DROPPED,
+    SPLITS,
+    check_dropped,
+    check_splits,
+    in_turn,
+    others,
+    same,
+    unpooled,
 )
+from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, exact_attention, naive_attention
 
 # odd first; then the heads of the drafts and the target on a rank of TP 4, 8 and 32; a block of one head
 SHAPES = [
@@ -35,32 +39,21 @@ def test_law_and_model(dims: AttentionDims, dtype: str, lnc: int) -> None:
     """Output and caches: at most twice as far from the law as the model's attention in the same dtype."""
     a = draw_attention(dims, dtype)
     pools, table = pages = a.pages()
-    outside = np.setdiff1d(np.arange(len(pools[0])), table)
-    before = [pool[outside].copy() for pool in pools]
+    before = others(pools, table)
     out = a.run(pages, lnc=lnc)
     exact, written = exact_attention(a)
     naive, theirs = naive_attention(a)
     # two ulps for the row's 1 / rms, which is one number
     assert is_close(out, naive, exact, ulps=2)
-    for pool, kept, right in zip(pools, theirs, written, strict=True):
-        assert is_close(unpooled(pool, table, dims.S), kept, right, ulps=2)
-    # no other page is written, nor page 0
-    assert all(same(pool[outside], b) for pool, b in zip(pools, before, strict=True))
-    assert not pools[0][0].any()
+    for pool, cache, right in zip(pools, theirs, written, strict=True):
+        assert is_close(unpooled(pool, table, dims.S), cache, right, ulps=2)
+    assert all(map(same, others(pools, table), before))
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("splits", SPLITS, ids=len)
 def test_the_bits_of_rows_1_to_32(dtype: str, splits: Any) -> None:
-    """32 rows in one call, and in calls of other sizes: the same bits, the same cache."""
-    a = draw_attention(AttentionDims(1, 32, 256, 2, 1, 1060), dtype, first=[1010])
-    whole_pages = a.pages()
-    whole = a.run(whole_pages)
-    for split in splits:
-        pages = a.pages()
-        parts = [a.part(slice(1), rows).run(pages) for rows in slices(split)]
-        assert np.concatenate(parts, 1).tobytes() == whole.tobytes(), split
-        assert all(same(x, y) for x, y in zip(pages[0], whole_pages[0], strict=True))
+    check_splits(draw_attention(AttentionDims(1, 32, 256, 2, 1, 1060), dtype, first=[1010]), splits, axis=1)
 
 
 @pytest.mark.parametrize(("dtype", "lnc"), [("fp32", 2), ("bf16", 1)])
@@ -125,12 +118,5 @@ def test_pages_do_not_affect_bits() -> None:
 
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_rows_without_a_page_are_dropped(lnc: int) -> None:
-    """At page 0, beyond the table, also at exactly S, and at negative positions; neighbours' bits stay."""
-    a = draw_attention(AttentionDims(5, 3, 256, 2, 1, 1024), "fp32", first=[100, 127, 1023, 5, -2])
-    (pools, table), right = a.pages(), a.run()
-    table[1], table[2, 0] = 0, 0
-    before = [pool.copy() for pool in pools]
-    out = a.run((pools, table), lnc=lnc)
-    assert same(out[0], right[0])
-    places = {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
-    assert changed_rows(pools, before) == sorted((table[b, p // 128], p % 128) for b, at in places.items() for p in at)
+    a = draw_attention(AttentionDims(5, 3, 256, 2, 1, 1024), "fp32", first=DROPPED)
+    check_dropped(a, a.pages(), lnc)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
+from tests.nki_kernels.attention.inputs import DTYPES
+
 NO_FLOOR = np.float32(-3.4028235e38)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import NO_VLLM, Server
+from tests.serve.server import OVER_HTTP, Server
 from tests.serve.test_http import complete, ids_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NO_VLLM), reason=NO_VLLM)]
+pytestmark = OVER_HTTP
 # the demo's end of a text
 END = 0
 # each of PARAMETERS changes an answer to one of them
@@ -34,7 +34,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def stock(stock_server: Server) -> Any:
     # vendor seam: comes with vLLM
-    import openai  # noqa: PLC0415
+    import openai
 
     return openai.OpenAI(base_url=f"{stock_server.url}/v1", api_key="none", max_retries=0, timeout=300)
 

@@ -1,0 +1,492 @@
+"""vLLM's own configuration, requests and scheduler with our platform and worker, over a runner without a model."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from model.errors import UserError
+from tests.engine.machine import BATCH, BLOCK, CONFIG, LENGTH, K, Machine, V
+from tests.model.demo_bundle import ROOT
+from tests.serve.server import NO_VLLM
+from trnspec.engine.engine import Engine, Event
+from trnspec.engine.masks import mask_of
+from trnspec.engine.request import Score
+from trnspec.engine.text import TOKENIZER
+
+pytest.importorskip("vllm", reason=NO_VLLM)
+from prometheus_client import generate_latest
+from vllm import SamplingParams
+from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.request import Request, RequestStatus
+
+from serve import platform
+from serve import worker as module
+from serve.metrics import Metrics
+from serve.params import engine_request
+from serve.platform import BundlePlatform
+from serve.scheduler import BundleScheduler, StepOutput
+
+# of Machine: its sampling fails with this seed
+BROKEN = 7
+MASKED = StructuredOutputsParams(regex="a")
+
+
+def _runner() -> Machine:
+    runner = Machine(strict=True)
+    runner.broken = BROKEN
+    return runner
+
+
+@pytest.fixture
+def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A bundle with the graphs of CONFIG, served by this process."""
+    sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "pool": CONFIG.pool}
+    spec = SimpleNamespace(**sizes, drafter="chain", target="t", dtype="fp32", tp=1, prompts=CONFIG.prompts)
+    manifest = SimpleNamespace(has_weights=True, digest="0")
+    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
+    monkeypatch.setattr(platform, "served_bundle", lambda: made)
+    monkeypatch.setattr(platform, "engine_config", lambda _: CONFIG)
+    monkeypatch.setattr(platform, "end_while_starting", end := mock.Mock())
+    made.end_while_starting = end
+    return made
+
+
+def _vllm_config(**options: Any) -> Any:
+    """vLLM's configuration of a command with these options, before a platform has changed it."""
+    model = ModelConfig(str(ROOT / "demo/target"), max_model_len=LENGTH, dtype="float32")
+    scheduler = SchedulerConfig(
+        max_num_seqs=BATCH, max_num_batched_tokens=256, max_model_len=LENGTH, is_encoder_decoder=False,
+        enable_chunked_prefill=True,
+    )  # fmt: skip
+    config = VllmConfig(model, CacheConfig(enable_prefix_caching=True), scheduler_config=scheduler)
+    config.additional_config = options
+    return config
+
+
+def _worker(bundle: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker that is ready to serve the bundle."""
+    bundle.plan = bundle.runner.bundle.plan
+    for name, value in {
+        "served_bundle": bundle, "open_bundle": bundle, "same_bundle": bundle, "engine_config": CONFIG,
+        "load_runner": bundle.runner,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(module, name, lambda *_, value=value: value)
+    worker: Any = module.BundleWorker.__new__(module.BundleWorker)
+    worker.vllm_config = config
+    worker.load_model()
+    worker.grammars = SimpleNamespace(of=lambda name, params: Grammar() if params.structured_outputs else None)
+    worker.compile_or_warm_up_model()
+    return worker
+
+
+def _mask(ids: Sequence[int]) -> np.ndarray:
+    return mask_of(random.Random(f"{list(ids)}").sample(range(V), 12), V)
+
+
+class Grammar:
+    """In the place of ours: it holds vLLM's mask against its own."""
+
+    next: np.ndarray | None = None
+
+    def __call__(self, ids: Sequence[int]) -> np.ndarray:
+        mask, self.next = self.next, None
+        assert mask is None or (mask == _mask(ids)).all()
+        return _mask(ids)
+
+
+class Masks:
+    """In the place of vLLM's StructuredOutputManager: a row for each draft and one more, of which the first is read."""
+
+    def grammar_bitmask(self, requests: Any, names: list[str], drafts: dict[str, list[int]]) -> np.ndarray:
+        rows = [
+            [_mask(requests[name].output_token_ids), *(_mask([-1]) for _ in drafts.get(name, ()))] for name in names
+        ]
+        return np.array([row for some in rows for row in some])
+
+    def accept_tokens(self, request: Any, ids: list[int]) -> bool:
+        return True
+
+    def validate_tokens(self, request: Any, ids: list[int]) -> list[int]:
+        return ids
+
+
+def _requests(count: int) -> list[tuple[list[int], Any]]:
+    """Prompts of which many begin alike, with every kind of parameters."""
+    rng = random.Random(3)
+    texts = [[rng.randrange(1, V) for _ in range(400)] for _ in range(2)]
+    kinds: list[dict[str, Any]] = [
+        {}, {"frequency_penalty": 0.5}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"structured_outputs": MASKED},
+        {"structured_outputs": MASKED, "logprobs": 0},
+        {"min_tokens": 5, "stop_token_ids": [5, 6]},
+    ]  # fmt: skip
+    requests = []
+    for n in range(count):
+        ids = rng.choice(texts)[: rng.choice((1, 100, 127, 128, 129, 240, 370))]
+        ids = [*ids, *(rng.randrange(1, V) for _ in range(rng.choice((0, 1, 20))))]
+        length = rng.choice((5, 20, 90))
+        params = SamplingParams(temperature=0.9 * (n % 2), seed=n, max_tokens=length, **kinds[n % len(kinds)])
+        requests.append((ids, params))
+    return requests
+
+
+class Client:
+    """A vLLM engine's loop around our scheduler and worker; `outputs` by request, what our engine has `read`."""
+
+    def __init__(self, worker: Any) -> None:
+        groups = [KVCacheGroupSpec(["blocks"], worker.get_kv_cache_spec()["blocks"])]
+        count = worker.vllm_config.cache_config.num_gpu_blocks
+        blocks = KVCacheConfig(num_blocks=count, kv_cache_tensors=[], kv_cache_groups=groups)
+        init_none_hash(sha256)
+        self.worker, self.hasher = worker, get_request_block_hasher(BLOCK, sha256)
+        self.scheduler: Any = BundleScheduler(worker.vllm_config, blocks, Masks(), BLOCK, log_stats=True)
+        self.outputs: dict[str, list[Any]] = {}
+        self.preempted = self.hits = self.cached = self.late = self.drafted = self.accepted = 0
+        self.events, self.read, postprocess = list[Event](), Counter[str](), worker.engine._postprocess
+
+        def watched(batch: Any, outputs: Any) -> list[Event]:
+            events: list[Event] = postprocess(batch, outputs)
+            self.events += events
+            self.read["prefill_chunks_total" if batch.chunk else f'steps_total{{k="{batch.k}"}}'] += 1
+            return events
+
+        def admit(request: Any, blocks: Any, cached: int, ids: Any) -> int:
+            self.cached += cached
+            return int(admitted(request, blocks, cached, ids))
+
+        def begin() -> None:
+            self.late += 1
+            begun()
+
+        def end(k: int | None, launched_ahead: bool) -> None:
+            assert launched_ahead == (worker.engine.launched is not None)
+            ended(k, launched_ahead)
+
+        admitted, begun, ended = worker.engine.admit, worker.metrics.begin, worker.metrics.end
+        worker.engine._postprocess, worker.engine.admit = watched, admit
+        worker.metrics.begin, worker.metrics.end = begin, end
+
+    def add(self, name: str, ids: list[int], params: Any) -> None:
+        request = Request(name, ids, params, None, block_hasher=self.hasher)
+        if request.structured_output_request:
+            request.structured_output_request.grammar = SimpleNamespace()
+        self.outputs[name] = []
+        self.scheduler.add_request(request)
+
+    def step(self) -> None:
+        scheduled = self.scheduler.schedule()
+        self.preempted += len(scheduled.preempted_req_ids or ())
+        again = scheduled.scheduled_cached_reqs
+        computed = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
+        self.hits += sum(data.num_computed_tokens for data in scheduled.scheduled_new_reqs)
+        self.hits += sum(computed[name] for name in again.resumed_req_ids)
+        output = self.worker.execute_model(scheduled)
+        masks = self.scheduler.get_grammar_bitmask(scheduled)
+        output = output or self.worker.sample_tokens(masks)
+        for name, ids in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            assert ids or name in output.failed or self.scheduler.requests[name].is_prefill_chunk, "a lost step"
+        for outputs in self.scheduler.update_from_output(scheduled, output).values():
+            for one in outputs.outputs:
+                self.outputs[one.request_id].append(one)
+            if outputs.scheduler_stats and (stats := outputs.scheduler_stats.spec_decoding_stats):
+                self.drafted += stats.num_draft_tokens
+                self.accepted += stats.num_accepted_tokens
+        if (placeholders := self.worker.take_draft_token_ids()) is not None:
+            self.scheduler.update_draft_token_ids(placeholders)
+
+
+REASONS = {"length": "length", "context": "length", "eos": "stop", "error": "error"}
+
+
+def _rows(scores: Any, best: int) -> list[tuple[list[int], list[float], int]]:
+    """Ids, log-probabilities and rank of each token in vLLM's form, which a batch pads to its longest."""
+    ids, logprobs, ranks = (np.asarray(field).tolist() for field in scores[:3])
+    return [(i[: 1 + best], p[: 1 + best], rank) for i, p, rank in zip(ids, logprobs, ranks, strict=True)]
+
+
+def _expected_rows(ids: Sequence[int], scores: Sequence[Score]) -> list[tuple[list[int], list[float], int]]:
+    pairs = [[(token, score.logprob), *score.best] for token, score in zip(ids, scores, strict=True)]
+    return [([i for i, _ in row], [p for _, p in row], s.rank) for row, s in zip(pairs, scores, strict=True)]
+
+
+def _counts() -> Counter[str]:
+    """The counters of our metrics."""
+    lines = (line.rsplit(" ", 1) for line in generate_latest().decode().splitlines() if line.startswith("trnspec_"))
+    counters = ((name.removeprefix("trnspec_"), value) for name, value in lines if "_total" in name)
+    return Counter({name: int(float(value)) for name, value in counters})
+
+
+def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With prefix hits, chunks, preemption, arrivals and departures, in steps of any k; one cannot be sampled."""
+    config, requests, rng = _vllm_config(), _requests(36), random.Random(4)
+    # blocks for one of the longest requests and a short one
+    config.cache_config.num_gpu_blocks_override = config.cache_config.num_gpu_blocks = 6
+    BundlePlatform.check_and_update_config(config)
+    client, before = Client(_worker(bundle, config, monkeypatch)), _counts()
+    waiting, gone = list(range(len(requests))), set[int]()
+    while waiting or client.scheduler.has_requests():
+        while waiting and rng.random() < 0.3:
+            n = waiting.pop(0)
+            client.add(str(n), *requests[n])
+        if client.scheduler.running and rng.random() < 0.01:
+            name = rng.choice(client.scheduler.running).request_id
+            client.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            gone.add(int(name))
+        client.step()
+    for n, (ids, params) in enumerate(requests):
+        (result,) = Engine(_runner(), CONFIG).run([engine_request(CONFIG, tuple(ids), params, Grammar())])
+        outputs = client.outputs[str(n)]
+        found = [token for one in outputs for token in one.new_token_ids]
+        assert found == result.ids[: len(found)]
+        if n in gone:
+            continue
+        assert str(outputs[-1].finish_reason) == REASONS[result.reason]
+        # the tokens of a step that fails are lost
+        assert len(found) == len(result.ids) or result.error
+        for field, best, tokens, scores in (
+            ("new_logprobs", params.logprobs, result.ids, result.scores),
+            ("new_prompt_logprobs_tensors", params.prompt_logprobs, ids[1:], result.prompt_scores),
+        ):
+            if best is not None:
+                parts = (part for one in outputs if (part := getattr(one, field)))
+                assert [row for part in parts for row in _rows(part, best)] == _expected_rows(tokens, scores)
+    worker, steps = client.worker, sum(count for name, count in client.read.items() if "steps" in name)
+    assert not any((worker.numbers, worker.requests, worker.masked, worker.preempted))
+    assert client.cached == client.hits, "no cached token is computed again"
+    assert 0 < client.late < 0.8 * steps, "the others are launched when the one before is read, or earlier"
+    assert client.scheduler.num_lookahead_tokens == K + 1
+    assert min(client.preempted, client.hits, len(gone)) > 0
+    # vLLM counts what the engine has drafted and kept, and ours its steps
+    events = [event for event in client.events if not (event.result and event.result.error)]
+    kept = [(e.drafted, e.accepted) if len(e.ids) > e.accepted else (len(e.ids) - 1,) * 2 for e in events]
+    assert (client.drafted, client.accepted) == tuple(map(sum, zip(*kept, strict=True)))
+    assert _counts() - before == client.read
+    assert {*bundle.runner.keys} <= bundle.runner.loaded
+
+
+# an attribute of vLLM's configuration or of the bundle, and the value that is refused
+OPTIONS: list[tuple[str, object, str]] = [
+    ("config.speculative_config", SimpleNamespace(method="ngram"), "speculative-config is ngram; the bundle has"),
+    ("config.parallel_config.data_parallel_size", 2, "data-parallel-size is 2; start one server"),
+    ("config.parallel_config.world_size", 2, "the parallel size is 2; one process runs all ranks"),
+    ("config.model_config.max_model_len", 256, "max-model-len is 256; the bundle's is 512"),
+    ("config.scheduler_config.max_num_seqs", 4, "max-num-seqs is 4; the bundle has 3 slots"),
+    ("config.scheduler_config.enable_chunked_prefill", False, "enable-chunked-prefill is False"),
+    ("config.cache_config.num_gpu_blocks_override", 4, "is 4; this bundle takes 5 to 9"),
+    ("config.cache_config.num_gpu_blocks_override", 10, "is 10; this bundle takes 5 to 9"),
+    ("config.additional_config", {"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
+    ("config.additional_config", {"k": "3"}, "additional-config.k is '3', expected a whole number"),
+    ("config.additional_config", {"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
+    ("config.additional_config", {"platform": "tpu"}, "platform is 'tpu', expected one of cpu, neuron, nrt"),
+    ("bundle.manifest.has_weights", False, "demo was built without weights"),
+    ("bundle.files", set(), "demo has no tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "sentence"), OPTIONS, ids=[f"{path}-{value}" for path, value, _ in OPTIONS])
+def test_an_option_that_the_bundle_cannot_follow(bundle: Any, path: str, value: object, sentence: str) -> None:
+    config = _vllm_config()
+    *names, last = path.split(".")
+    setattr(functools.reduce(getattr, names, SimpleNamespace(config=config, bundle=bundle)), last, value)
+    with pytest.raises(UserError, match=sentence):
+        BundlePlatform.check_and_update_config(config)
+
+
+@pytest.mark.parametrize("blocks", [None, 5, 9])
+@pytest.mark.parametrize("options", [{}, {"speculation": False}, {"k": 0, "acceptance": "summary"}], ids=str)
+def test_a_bundle_s_limits_are_vllm_s_settings(bundle: Any, options: dict[str, Any], blocks: int | None) -> None:
+    """vLLM calls the platform once in each process with the same configuration."""
+    config = _vllm_config(**options)
+    config.cache_config.num_gpu_blocks_override = blocks
+    for _ in range(2):
+        BundlePlatform.check_and_update_config(config)
+        scheduler, cache, speculative = config.scheduler_config, config.cache_config, config.speculative_config
+        assert (scheduler.max_num_batched_tokens, scheduler.long_prefill_token_threshold) == (256 + 3 * 4, 256)
+        assert (cache.block_size, cache.num_gpu_blocks_override) == (BLOCK, blocks or CONFIG.pool)
+        assert not scheduler.async_scheduling
+        assert (speculative.num_speculative_tokens if speculative else 0) == (
+            K if options.get("speculation", True) else 0
+        )
+        acceptance = config.observability_config.per_request_spec_decode_metrics
+        assert acceptance == options.get("acceptance", "none")
+    bundle.end_while_starting.assert_called_with()
+    SamplingParams(min_p=0.1, logit_bias={1: 1.0})._validate_spec_decode(config.speculative_config)
+    bundle.files, config.model_config.skip_tokenizer_init = set(), True
+    BundlePlatform.check_and_update_config(config)
+
+
+def test_with_several_api_servers_the_first_process_keeps_vllm_s_handler(bundle: Any) -> None:
+    config = _vllm_config()
+    config.parallel_config._api_process_count = 2
+    BundlePlatform.check_and_update_config(config)
+    bundle.end_while_starting.assert_not_called()
+
+
+def test_the_command_line_has_the_bundle_s_defaults(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is at most 512 rows, for which running requests wait."""
+    monkeypatch.setattr(platform, "model_folder", lambda _: "folder")
+    bundle.spec.prompts = ((128, 128), (512, 512), (2048, 4096))
+    defaults = dict[str, Any]()
+    platform.BundlePlatform.pre_register_and_update(SimpleNamespace(set_defaults=defaults.update))
+    assert defaults.items() >= {
+        "tokenizer": "folder", "max_model_len": LENGTH, "max_num_seqs": BATCH, "max_num_batched_tokens": 512,
+        "enable_prefix_caching": True, "enable_chunked_prefill": True,
+    }.items()  # fmt: skip
+    assert defaults["middleware"] == ["serve.drain.DrainMiddleware"]
+
+
+TOKENS = {"type": "token", "prompt_token_ids": [5, 6]}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "sentence"),
+    [
+        (TOKENS, {"temperature": 1e31}, "temperature is 1e"),
+        (TOKENS, {"thinking_token_budget": 5}, "thinking_token_budget is not served"),
+        ({"type": "token", "prompt_token_ids": [V]}, {}, f"the prompt holds the id {V}"),
+        ({"type": "embeds"}, {}, "text or token ids"),
+        (TOKENS, None, "no other task"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_vllm_s_error(
+    bundle: Any, prompt: Any, changes: dict[str, Any] | None, sentence: str
+) -> None:
+    params = SamplingParams()
+    for name, value in (changes or {}).items():
+        setattr(params, name, value)
+    with pytest.raises(VLLMValidationError, match=sentence):
+        BundlePlatform.validate_request(prompt, object() if changes is None else params)
+
+
+def test_a_sampled_request_without_a_seed_gets_one(bundle: Any) -> None:
+    given = [SamplingParams(temperature=t, seed=seed) for t, seed in ((0.5, None), (0.5, None), (0.5, 3), (0.0, None))]
+    for params in given:
+        BundlePlatform.validate_request(TOKENS, params)
+    one, two, *others = (params.seed for params in given)
+    assert one != two
+    assert 0 <= one < 2**53
+    assert others == [3, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "speculative", "ks"),
+    [({}, True, {0, 1, 3}), ({"k": 1}, True, {0, 1, 3}), ({"k": 0}, True, {0}), ({"speculation": False}, False, {0})],
+    ids=str,
+)
+def test_the_graphs_that_a_server_prepares(
+    bundle: Any, options: Any, speculative: bool, ks: set[int], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A chosen k has its graphs, those of full sampling, and no others; what is served is printed."""
+    config = _vllm_config(**options)
+    BundlePlatform.check_and_update_config(config)
+    worker = _worker(bundle, config, monkeypatch)
+    assert {key.k for key in bundle.runner.loaded if not key.is_prefill} == ks
+    assert (len(worker.engine.step_k.ks) > 1) == (not options)
+    assert worker.engine.speculative == speculative
+    assert (worker.take_draft_token_ids() is not None) == speculative
+    assert "3 slots of 512 tokens, 8 blocks of 128" in capsys.readouterr().err
+
+
+def test_a_bundle_that_is_replaced_while_the_server_starts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: Any = SimpleNamespace(path="demo", manifest=SimpleNamespace(digest="1"))
+    monkeypatch.setenv("TRNSPEC_BUNDLE_DIGEST", "1")
+    assert platform.same_bundle(read) is read
+    read.manifest.digest = "2"
+    with pytest.raises(UserError, match="demo was replaced while the server was starting"):
+        platform.same_bundle(read)
+
+
+def test_a_step_runs_only_for_requests_that_vllm_has_scheduled() -> None:
+    """A new or resumed request is scheduled without the others, whose tokens would be lost."""
+    launched, worker = list[bool](), mock.Mock(numbers={"a": 0, "b": 1, "c": 2}, _end=list, _pieces=lambda _: {})
+    worker.engine.configure_mock(launched=None, prefilling={2}.__contains__)
+    worker.engine.launch = lambda masks=False: launched.append(masks)
+    for names, steps in ((("x",), 0), (("c",), 0), (("c", "a"), 1), ((), 0)):
+        launched.clear()
+        cached = SimpleNamespace(req_ids=list(names), new_block_ids=[None] * len(names))
+        module.BundleWorker._serve(worker, SimpleNamespace(scheduled_cached_reqs=cached))  # type: ignore[arg-type]
+        assert launched.count(True) == steps
+
+
+def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts() -> None:
+    """A step that is not launched may still get any k."""
+    found = list[Any]()
+    for batch in (None, *(SimpleNamespace(k=k, chunk=None) for k in (0, 1, 3)), SimpleNamespace(k=0, chunk="a chunk")):
+        engine: Any = SimpleNamespace(launched=batch, speculative=True)
+        worker: Any = SimpleNamespace(engine=engine, config=CONFIG, numbers={"a": 0})
+        drafts = module.BundleWorker.take_draft_token_ids(worker)
+        found.append(drafts and list(map(len, drafts.draft_token_ids)))
+    assert found == [[3], None, [1], [3], [3]]
+
+
+def test_the_scheduler_ends_failed_requests_and_their_blocks_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, evicted = list[set[str]](), list[set[int]]()
+
+    def update(self: Any, scheduler_output: Any, output: Any) -> None:
+        ended.append(set(self.grammar_compile_error_reqs))
+
+    monkeypatch.setattr(Scheduler, "update_from_output", update)
+    scheduler: Any = BundleScheduler.__new__(BundleScheduler)
+    scheduler.grammar_compile_error_reqs, scheduler.requests = {"x"}, {"b": None}
+    scheduler.kv_cache_manager = SimpleNamespace(get_block_ids=lambda name: ([4, 7],), evict_blocks=evicted.append)
+    scheduler.update_from_output(None, StepOutput(["b"], {"b": 0}, [[]], failed={"b"}))
+    assert (ended, evicted) == ([{"x", "b"}], [{4, 7}])
+
+
+def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine steps all decoding requests at once, so the budget may leave none of them out."""
+
+    def request(prefill: bool) -> Any:
+        return SimpleNamespace(is_prefill_chunk=prefill, num_tokens_with_spec=58, num_computed_tokens=50)
+
+    seen = list[Any]()
+    monkeypatch.setattr(
+        Scheduler, "schedule", lambda self, _: seen.append((self.running[:], self.max_num_scheduled_tokens))
+    )
+    scheduler = BundleScheduler.__new__(BundleScheduler)
+    # chunks of 512 tokens, and steps of four requests with 7 drafts
+    scheduler.max_num_scheduled_tokens = 512 + 32
+    scheduler.scheduler_config = SimpleNamespace(long_prefill_token_threshold=512)  # type: ignore[assignment]
+    prefill, decoding = request(True), request(False)
+    scheduler.running = [prefill, decoding]
+    scheduler.schedule()
+    assert seen == [([decoding, prefill], 512 + 8)]
+    assert scheduler.max_num_scheduled_tokens == 512 + 32
+
+
+def test_steps_chunks_and_gaps_are_counted() -> None:
+    """No gap before the first step, and one of 0 where the next step is launched."""
+    names = [
+        'steps_total{k="3"}',
+        "prefill_chunks_total",
+        "host_gap_seconds_count",
+        'host_gap_seconds_bucket{le="0.0001"}',
+    ]
+
+    def counts() -> list[float]:
+        values = (line.rsplit(" ", 1) for line in generate_latest().decode().splitlines() if line[0] != "#")
+        found = {name: float(value) for name, value in values}
+        return [found.get(f"trnspec_{name}", 0.0) for name in names]
+
+    before, metrics = counts(), Metrics("chain")
+    metrics.begin()
+    metrics.end(3, launched_ahead=True)
+    metrics.end(None, launched_ahead=False)
+    metrics._ended -= 1
+    metrics.begin()
+    metrics.end(3, launched_ahead=False)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 1, 2, 1]
