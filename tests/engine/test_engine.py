@@ -603,7 +603,7 @@ def test_what_a_request_runs_is_prepared(more: dict[str, Any]) -> None:
     runner, prepared = Machine(), list[tuple[Any, bool]]()
     runner.prepare = lambda key, warm: prepared.append((key, warm))  # type: ignore[attr-defined]
     engine, request = _engine(runner), _request(1, **more)
-    prepare_graphs(engine, [request, request])
+    prepare_graphs(engine, [*graphs_of(engine, request)] * 2)
     keys = [key for key, _ in prepared]
     assert keys == list(graphs_of(engine, request))
     assert all(warm for _, warm in prepared)
@@ -612,7 +612,7 @@ def test_what_a_request_runs_is_prepared(more: dict[str, Any]) -> None:
     assert {key.asking for key in keys} == {request.full_sampling}
     assert {key.filters for key in keys if key.stage is Stage.STEP and not key.asking} <= {request.params.filters}
     engine.add(request)
-    prepare_graphs(engine, [request])
+    prepare_graphs(engine, graphs_of(engine, request))
     assert not prepared[-1][1], "a graph that runs on zeros would write to active slots"
 
 
