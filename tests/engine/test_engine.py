@@ -516,8 +516,8 @@ def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pyte
     results = [ended[number] for number in numbers]
     assert [result.ids for result in results] == [result.ids for result in _expected()]
     keys = [key for key in _machine(engine).keys if key.stage in (Stage.STEP, Stage.VERIFY)]
-    assert {key.k for key in keys if not key.asking} == {0, 1, 3} == engine.ks()
-    assert [report[:2] for report in step_k.reports] == [(key.k, None if key.asking else 1.25) for key in keys]
+    assert {key.k for key in keys if key.stage is Stage.STEP} == {0, 1, 3} == engine.ks()
+    assert [r[:2] for r in step_k.reports] == [(key.k, None if key.full_sampling else 1.25) for key in keys]
     reported = [result for *_, results in step_k.reports for result in results]
     for name in ("drafted", "accepted"):
         assert sum(getattr(r, name) for r in reported) == sum(sum(getattr(r, name)) for r in results)
@@ -609,8 +609,8 @@ def test_what_a_request_runs_is_prepared(more: dict[str, Any]) -> None:
     assert all(warm for _, warm in prepared)
     engine.run([request])
     assert {*runner.keys} <= {*keys}
-    assert {key.asking for key in keys} == {request.full_sampling}
-    assert {key.filters for key in keys if key.stage is Stage.STEP and not key.asking} <= {request.params.filters}
+    assert {key.full_sampling for key in keys if not key.is_prefill} == {request.full_sampling}
+    assert {key.filters for key in keys if key.stage is Stage.STEP} <= {request.params.filters}
     engine.add(request)
     prepare_graphs(engine, graphs_of(engine, request))
     assert not prepared[-1][1], "a graph that runs on zeros would write to active slots"
