@@ -1,6 +1,7 @@
 """`python -m compile.serve_command DIR`: the commands by which vLLM serves a bundle, on Trainium first, then on a CPU.
 
-Platform nrt runs its NEFFs by nrtpy, with their NKI kernels; neuron compiles its graphs by the SDK's plugin for PJRT.
+Platform neuron runs its NEFFs by nrtpy, with their NKI kernels; pjrt, a smoke test, compiles its graphs by the SDK's
+plugin for PJRT.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from model.errors import UserError, run_cli
 from model.nki.launches import LNC
 from trnspec.bundle.opening import Bundle, read_bundle
 
-PLATFORMS = ("nrt", "neuron", "cpu")
+PLATFORMS = ("neuron", "pjrt", "cpu")
 # our plugin only, and nothing from a hub
 _VARIABLES = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1"
 
@@ -26,15 +27,15 @@ def serve_command(bundle: str | Path, platform: str, port: int = 8000) -> list[s
 
 def refusals(bundle: Bundle) -> dict[str, str]:
     """Platform -> why a bundle cannot be served there; "" where it can."""
-    manifest, nrt, neuron = bundle.manifest, "", ""
+    manifest, neuron, pjrt = bundle.manifest, "", ""
     if not manifest.has_weights:
         return dict.fromkeys(PLATFORMS, "it has no weights; build it from checkpoint folders that hold them")
     if manifest.compiler.neff != "neff":
         way = f"run python -m compile.neuron {bundle.path} where neuronx-cc is"
-        nrt = manifest.without_kernels or f"it has no NEFFs (neff: {manifest.compiler.neff}); {way}"
+        neuron = manifest.without_kernels or f"it has no NEFFs (neff: {manifest.compiler.neff}); {way}"
     if bundle.spec.kernels != "reference":
-        neuron = "PJRT runs no NKI kernels; build it with --kernels reference"
-    return {"nrt": nrt, "neuron": neuron, "cpu": ""}
+        pjrt = "PJRT runs no NKI kernels; build it with --kernels reference"
+    return {"neuron": neuron, "pjrt": pjrt, "cpu": ""}
 
 
 def main(arguments: list[str]) -> None:

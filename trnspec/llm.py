@@ -51,7 +51,7 @@ class TextStream(Iterator[str]):
 
 
 class LLM:
-    """A bundle's models on a platform: cpu, neuron (JAX's plugin) or nrt (NEFFs). Not thread-safe.
+    """A bundle's models on a platform: cpu, neuron (NEFFs by nrtpy) or pjrt (JAX's plugin). Not thread-safe.
 
     Tokens are a function of prompt, `Params` and bundle only; prompts are served together, up to the bundle's batch.
     Every file is verified as it is read. As a context manager it frees its memory at the end. `load=False` leaves the
@@ -59,8 +59,8 @@ class LLM:
     """
 
     def __init__(self, bundle: str | Path, platform: str = "cpu", load: bool = True) -> None:
-        if platform not in ("cpu", "neuron", "nrt"):
-            raise UserError(f"platform is {platform!r}; it must be cpu, neuron or nrt")
+        if platform not in ("cpu", "neuron", "pjrt"):
+            raise UserError(f"platform is {platform!r}; it must be cpu, neuron or pjrt")
         self.bundle, self.platform = read_bundle(Path(bundle)), platform
         self.tokenizer, self.config = load_tokenizer(self.bundle), engine_config(self.bundle)
         self._engine: Engine | None = None

@@ -84,7 +84,7 @@ def neffs(name: str, out: Path) -> dict[str, Any]:
 def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
     plain = {"kernels": "reference", "out": str(out / f"cpu-{name}"), "recipe": Recipe(toolchain="cpu")}
     on_cpu = open_bundle(build(demo(name, out, **plain)))
-    bundle = open_bundle(Path(demo(name, out).out)) if platform == "nrt" else on_cpu
+    bundle = open_bundle(Path(demo(name, out).out)) if platform == "neuron" else on_cpu
     asked, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
     graphs, begin = load_runner(bundle, platform), time.perf_counter()
     found, seconds = Engine(graphs, engine_config(bundle)).run(asked), time.perf_counter() - begin
@@ -103,11 +103,11 @@ CHECKS = (
             "reference", "errors, bounds", partial(kernel, name), ("environment",), 900) for name in CASES),
     *(Check(f"neffs {name}", "compiles every graph of the demo pair", "a NEFF of each graph", "files, seconds, memory",
             partial(neffs, name), seconds=4 * 3600) for name in BUILDS),
-    *(Check(f"nrt {name}", "answers requests with the NEFFs, by nrtpy", "the CPU's ids, but for ties; as many drafts "
-            "accepted", "ids, margins of ties, steps, seconds", partial(ids, "nrt", name),
+    *(Check(f"neuron {name}", "answers requests with the NEFFs, by nrtpy", "the CPU's ids, but for ties; as many drafts "
+            "accepted", "ids, margins of ties, steps, seconds", partial(ids, "neuron", name),
             ("environment", f"neffs {name}")) for name in BUILDS),
-    Check("neuron fp32", "answers them by the SDK's plugin for PJRT", "the same", "the same",
-          partial(ids, "neuron", "fp32"), ("environment",)),
+    Check("pjrt fp32", "answers them by the SDK's plugin for PJRT", "the same", "the same",
+          partial(ids, "pjrt", "fp32"), ("environment",)),
 )  # fmt: skip
 
 

@@ -186,6 +186,6 @@ def test_the_demo_pair_s_neffs_on_a_stand_in_of_nrtpy_have_the_cpu_s_ids(
     monkeypatch.setitem(device_check.BUILDS, "fp32", {"k": "1", "batch": 2})
     made = device_check.demo("fp32", tmp_path / "made", recipe=Recipe(toolchain="cpu", chunks=(128,)))
     with_neffs(open_bundle(build(made)), tmp_path)
-    facts = device_check.ids("nrt", "fp32", tmp_path)
+    facts = device_check.ids("neuron", "fp32", tmp_path)
     assert facts["margins of ties"] == []
     assert facts["steps"] == facts["steps on the CPU"]

@@ -93,24 +93,29 @@ def test_every_graph_gets_a_neff_also_where_nxd_is(
         assert "--target=trn2 --model-type transformer --auto-cast none -O2 --lnc 2" in log
     before, after = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1", f"vllm serve {out} --port 8000"
     trn = f'{before} NEURON_LOGICAL_NC_CONFIG=2 {after} --additional-config \'{{"platform": "%s"}}\''
-    assert _lines(capsys, out) == [trn % "nrt", trn % "neuron", f"{before} {after}"]
+    assert _lines(capsys, out) == [trn % "neuron", trn % "pjrt", f"{before} {after}"]
     assert _lines(capsys, out, "--platform", "cpu") == [f"{before} {after}"]
     # of a folder of another machine
-    assert command_of("/bundle/x", "nrt", 80)[2:6] == ["/bundle/x", "--port", "80", "--additional-config"]
+    assert command_of("/bundle/x", "neuron", 80)[2:6] == ["/bundle/x", "--port", "80", "--additional-config"]
 
 
 def test_platforms_that_cannot_serve(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, nki = (untraced(spec(base, kernels, kernels=kernels, **SMALL)) for kernels in ("reference", "nki"))
-    nrt, *_ = _lines(capsys, plain)
-    assert nrt == f"# nrt: no, it has no NEFFs (neff: none); run python -m compile.neuron {plain} where neuronx-cc is"
-    nrt, neuron, cpu = _lines(capsys, nki)
-    assert nrt.startswith("# nrt: no, its graphs call NKI kernels that were compiled for no device (kernels: none); b")
-    assert neuron == "# neuron: no, PJRT runs no NKI kernels; build it with --kernels reference"
+    neuron, *_ = _lines(capsys, plain)
+    assert (
+        neuron
+        == f"# neuron: no, it has no NEFFs (neff: none); run python -m compile.neuron {plain} where neuronx-cc is"
+    )
+    neuron, pjrt, cpu = _lines(capsys, nki)
+    assert neuron.startswith(
+        "# neuron: no, its graphs call NKI kernels that were compiled for no device (kernels: none)"
+    )
+    assert pjrt == "# pjrt: no, PJRT runs no NKI kernels; build it with --kernels reference"
     assert cpu == f"VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1 vllm serve {nki} --port 8000"
     bare = untraced(spec(base, "bare", target=str(write_model(tmp_path / "bare", 1, weights=False)), k=0, batch=1))
     for out, chosen, why in (
-        (nki, ["--platform", "nrt"], f"{nki} cannot be served on nrt: its graphs call NKI kernels"),
-        (bare, [], "cannot be served on nrt or neuron or cpu: it has no weights; build it from"),
+        (nki, ["--platform", "neuron"], f"{nki} cannot be served on neuron: its graphs call NKI kernels"),
+        (bare, [], "cannot be served on neuron or pjrt or cpu: it has no weights; build it from"),
     ):
         refused(partial(serve_command, [str(out), *chosen]), why)
 

@@ -72,7 +72,9 @@ def test_kustomize_renders_what_is_read_here(folder: str) -> None:
 def test_the_servers_differ_in_their_drafts_alone() -> None:
     speculative, baseline = (read(folder)[0] for folder in (SPECULATIVE, BASELINE))
     options = [containers(o)[-1].pop("args") for o in (speculative, baseline)]
-    assert options == [[f'--additional-config={{"platform": "nrt"{more}}}'] for more in ("", ', "speculation": false')]
+    assert options == [
+        [f'--additional-config={{"platform": "neuron"{more}}}'] for more in ("", ', "speculation": false')
+    ]
     assert speculative["spec"] == baseline["spec"]
 
 

@@ -45,7 +45,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         {bundle} --nonsense, {tmp}/cut, {tmp}/flipped, {tmp}/missing, {tmp}/sparse
     """),
     ("compile.serve_command", "", """
-        -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/forged, {bundle} --platform x, {alone} --platform nrt,
+        -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/forged, {bundle} --platform x, {alone} --platform neuron,
         {bundle} --port x, {bundle} {bundle}
     """),
     ("compile.neuron.__main__", "", "-, {tmp}/nothing, {tmp}/forged, {bundle}, {bundle} --toolchain x"),

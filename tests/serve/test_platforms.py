@@ -25,20 +25,20 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return graphs.__wrapped__(tmp_path_factory.mktemp("built"), tp=2, k=2, batch=2, max_len=128).bundle  # type: ignore[attr-defined,no-any-return]
 
 
-@pytest.fixture(scope="module", params=["neuron", "nrt"])
+@pytest.fixture(scope="module", params=["pjrt", "neuron"])
 def platform(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def bundle(platform: str, built: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_neffs(built, tmp_path_factory.mktemp("neffs")).path if platform == "nrt" else built.path
+    return with_neffs(built, tmp_path_factory.mktemp("neffs")).path if platform == "neuron" else built.path
 
 
 @pytest.fixture(scope="module")
 def server(platform: str, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
-        find_stand_ins(patch, PACKAGES if platform == "nrt" else PLUGIN)
+        find_stand_ins(patch, PACKAGES if platform == "neuron" else PLUGIN)
         option = f'{{"platform": "{platform}"}}'
         with served(bundle, tmp_path_factory.mktemp("log"), "--additional-config", option) as running:
             yield running
@@ -68,7 +68,7 @@ def test_the_end_of_a_rank_ends_the_server_and_its_log_names_it(platform: str, s
     # comes with vLLM
     import psutil
 
-    if platform != "nrt":
+    if platform != "neuron":
         pytest.skip("one process has all ranks")
     assert server.process is not None
     assert server.log is not None

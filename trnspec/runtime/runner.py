@@ -71,11 +71,11 @@ class Runner(ABC):
 
 
 def load_runner(bundle: Bundle, platform: str = "cpu") -> Runner:
-    """A bundle on a platform: cpu, neuron (libneuronxla's plugin in JAX) or nrt (NEFFs by nrtpy)."""
-    if platform == "nrt":
+    """A bundle on a platform: cpu, neuron (NEFFs by nrtpy), or pjrt (libneuronxla's plugin in JAX, a smoke test)."""
+    if platform == "neuron":
         from trnspec.runtime.nrt import NrtRunner  # noqa: PLC0415 (neither jax nor torch)
 
         return NrtRunner(bundle)
     from trnspec.runtime.xla import XlaRunner  # noqa: PLC0415
 
-    return XlaRunner(bundle, platform)
+    return XlaRunner(bundle, "neuron" if platform == "pjrt" else platform)
