@@ -103,8 +103,8 @@ CHECKS = (
             "reference", "errors, bounds", partial(kernel, name), ("environment",), 900) for name in CASES),
     *(Check(f"neffs {name}", "compiles every graph of the demo pair", "a NEFF of each graph", "files, seconds, memory",
             partial(neffs, name), seconds=4 * 3600) for name in BUILDS),
-    *(Check(f"neuron {name}", "answers requests with the NEFFs, by nrtpy", "the CPU's ids, but for ties; as many drafts "
-            "accepted", "ids, margins of ties, steps, seconds", partial(ids, "neuron", name),
+    *(Check(f"neuron {name}", "answers requests with the NEFFs, by nrtpy", "the CPU's ids, but for ties; as many "
+            "drafts accepted", "ids, margins of ties, steps, seconds", partial(ids, "neuron", name),
             ("environment", f"neffs {name}")) for name in BUILDS),
     Check("pjrt fp32", "answers them by the SDK's plugin for PJRT", "the same", "the same",
           partial(ids, "pjrt", "fp32"), ("environment",)),
