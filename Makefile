@@ -30,7 +30,7 @@ $(VENV)/.installed: pyproject.toml nkisim/pyproject.toml constraints.txt
 
 build: install
 	$(RUN) -m compile.build --tp 32 --k 7 --out $(FULL)
-	$(RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 1 --max-len 512 --dtype fp32 --out $(DEMO)
+	$(RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 1 --max-len 512 --dtype fp32 --kernels reference --out $(DEMO)
 	$(RUN) -m model.generate --bundle $(DEMO) --compare --max-new-tokens 200 --prompt "Count from 1 to 100: 1, 2, 3,"
 	@echo $(DEMO)
 
@@ -86,7 +86,7 @@ $(SERVE)/.clients: $(SERVE)/.installed
 
 # the demo pair behind an OpenAI-compatible server on loopback
 serve: $(SERVE)/.installed
-	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --out $(BUNDLES)/served
+	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --kernels reference --out $(BUNDLES)/served
 	exec env $(SERVE_ENV) JAX_COMPILATION_CACHE_DIR=$(abspath $(BUNDLES))/compiled \
 		$(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
 
@@ -97,7 +97,7 @@ serve-check: $(SERVE)/.installed
 
 serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m pytest tests/serve
-	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --out $(BUNDLES)/soak
+	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --kernels reference --out $(BUNDLES)/soak
 	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
 
 # on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK='--only "neuron fp32"' runs one check again

@@ -54,7 +54,8 @@ def prompts_of(file: Path | None) -> list[Prompt]:
 def bundle(out: Path, drafter: str, k: int, **sizes: Any) -> Path:
     """The folder of a bundle of the demo target, built if it is not there; k 0 is the target without a drafter."""
     kind, folder = DRAFTERS[drafter] if k else ("none", "")
-    options: dict[str, Any] = {"target": str(TARGET), "tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"} | sizes
+    options: dict[str, Any] = {"target": str(TARGET), "tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"}
+    options |= {"kernels": "reference"} | sizes
     if folder:
         options["draft"] = str(DEMO / folder)
     return build(BuildSpec(drafter=kind, k=str(k), out=str(out), **options))

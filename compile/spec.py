@@ -61,7 +61,7 @@ class BuildSpec:
     out: str = _flag("bundle", "folder of the bundle")
     drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
-    kernels: str = _flag("reference", "reference (torch) or nki (the NKI kernels, simulated on this machine)")
+    kernels: str = _flag("nki", "nki (Trainium's kernels, simulated on a CPU) or reference (torch: a CPU, odd sizes)")
     recipe: Recipe = _flag(
         Recipe(), f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"
     )

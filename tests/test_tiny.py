@@ -23,7 +23,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random pair of two and one layers, 3 drafts a step, two sequences at a time."""
     folder = tmp_path_factory.mktemp("tiny")
     target, draft = write_pair(folder)
-    sizes = {"tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32"}
+    sizes = {"tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32", "kernels": "reference"}
     return build(BuildSpec(target=target, draft=draft, out=str(folder / "out"), **sizes))
 
 

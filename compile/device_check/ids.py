@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model.cache import KEY_TILE
 from model.errors import UserError
 from model.ops import EAGER, iota
 from model.sampling import gumbel_noise
@@ -21,12 +22,12 @@ _TIE, _NOISE = {"fp32": 2e-3, "bf16": 0.3}, 2.0**-16
 
 
 def requests(spec: BundleSpec) -> list[Request]:
-    """Requests for a pair with two buckets or more.
+    """Requests for a pair whose sequences have two blocks or more.
 
-    One to the context's end; prompts of one id, of a bucket's border and beyond the first bucket; each way of sampling,
+    One to the context's end; prompts of one id, of a block's border and beyond the first block; each way of sampling,
     in bf16 without filters, whose borders move; then hot ones, until noise has chosen every id of the vocabulary.
     """
-    first, end, vocabulary = spec.buckets[0], spec.max_len, spec.target_config.vocab_size
+    first, end, vocabulary = KEY_TILE, spec.max_len, spec.target_config.vocab_size
     listed = [
         (20, end, Params()), (first + 22, 60, Params(0.8, 20, 0.9, seed=1)), (30, 60, Params(1.3, seed=2)),
         (25, 60, Params(1.0, top_p=0.9, seed=3)), (1, 12, Params()), (first - 1, 12, Params()),

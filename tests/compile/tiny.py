@@ -73,7 +73,7 @@ def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
         recipe = {"context_buckets": (128, length)} | recipe
     values: dict[str, Any] = {
         "target": str(base / "target"), "tp": 1, "k": "3", "batch": 2, "max_len": 128, "dtype": "fp32",
-        "out": str(base / out), "recipe": Recipe(**recipe),
+        "kernels": "reference", "out": str(base / out), "recipe": Recipe(**recipe),
     }  # fmt: skip
     changes |= {"k": str(changes.get("k", "3"))}
     if changes["k"] != "0":

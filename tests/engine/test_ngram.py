@@ -57,6 +57,7 @@ def test_what_does_not_go_together_is_refused(family: Path, tmp_path: Path) -> N
         ({"drafter": "tree"}, "drafter is 'tree'; it must be one of auto, chain"),
         ({"drafter": "parallel", "draft": target, "k": "3"}, "has None as pard_token"),
     ):
-        spec = BuildSpec(**({"target": target, "tp": 1, "max_len": 128, "out": str(tmp_path / "x")} | flags))  # type: ignore[arg-type]
+        sizes = {"target": target, "tp": 1, "max_len": 128, "kernels": "reference", "out": str(tmp_path / "x")}
+        spec = BuildSpec(**(sizes | flags))  # type: ignore[arg-type]
         with pytest.raises(UserError, match=why):
             spec.check()

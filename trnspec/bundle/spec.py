@@ -17,7 +17,7 @@ from model.nki.context import make_context
 from model.nki.table import KERNELS
 from model.parallel import HeadMap, check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
-from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER
+from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, attention_misfit
 from trnspec.bundle.part import Part
 
 # a trn2.48xlarge has 16 devices of 8 cores, and two cores are a logical one
@@ -142,7 +142,7 @@ class BundleSpec:
         check_tp(self.target_config, self.tp, "target")
         if self.has_draft:
             _check_draft(self)
-        _check_prompts(self)
+        _check_kernels(self)
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
@@ -208,11 +208,14 @@ def _check_draft(spec: BundleSpec) -> None:
         raise UserError(f"the draft {clause}; give one that was trained for this target, or lower k")
 
 
-def _check_prompts(spec: BundleSpec) -> None:
-    """Refuse packed weights whose rows a prompt's kernels cannot store in SBUF."""
+def _check_kernels(spec: BundleSpec) -> None:
+    """Refuse sequences that attention's kernels do not take, and packed weights whose rows do not fit SBUF."""
     fp32, split = spec.dtype == "fp32", "raise --tp"
-    for part in spec.parts:
+    for part in spec.parts if spec.kernels == "nki" else ():
         config, packing = part.config, part.packing
+        kv_heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, spec.tp).kv_per_rank
+        if misfit := attention_misfit(spec.batch, 1, spec.max_len, spec.pool * kv_heads * KEY_TILE):
+            raise UserError(f"the {part.role}: {misfit}, or use --kernels reference")
         heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, spec.tp).heads_per_rank
         inner = config.intermediate_size // spec.tp if packing.mlp else 0
         for used, what, numbers, most, way in (
