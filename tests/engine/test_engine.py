@@ -519,8 +519,8 @@ def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pyte
     assert {key.k for key in keys if key.stage is Stage.STEP} == {0, 1, 3} == engine.ks()
     assert [r[:2] for r in step_k.reports] == [(key.k, None if key.full_sampling else 1.25) for key in keys]
     reported = [result for *_, results in step_k.reports for result in results]
-    for name in ("drafted", "accepted"):
-        assert sum(getattr(r, name) for r in reported) == sum(sum(getattr(r, name)) for r in results)
+    for counts, name in zip(zip(*reported, strict=True), ("drafted", "accepted"), strict=True):
+        assert sum(counts) == sum(sum(getattr(r, name)) for r in results)
 
 
 @pytest.mark.parametrize(

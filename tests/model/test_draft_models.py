@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model.approx_filters import approximate
-from model.cache import AttentionMetadata, empty_caches
+from model.cache import AttentionMetadata
 from model.config import load_config
 from model.context import ONE_RANK, Context
 from model.drafters.dflash import DFlashConfig, DFlashModel
@@ -27,6 +27,7 @@ from model.sampling import SamplingParams, gumbel_noise
 from model.weights import Packing
 from tests.compile.tiny import shard_of, write_model
 from tests.model.heads import write_head
+from tests.model.paged import empty_caches
 from tests.model.ranks import on_ranks
 from trnspec.bundle.checkpoint import Checkpoint
 
