@@ -53,7 +53,7 @@ class EagerGraphs:
     def _run(self, key: GraphKey, inputs: StepInputs) -> Outputs:
         self.keys.append(key)
         tensors = StepInputs(*(torch.from_numpy(np.asarray(x).copy()) if x is not None else None for x in inputs))
-        counts_B1V = self.counts_B1V if key.full_sampling else None
+        counts_B1V = self.counts_B1V if key.full_sampling and inputs.allowed is not None else None
         pair = self.pair if key.k or key.is_prefill or self.pair.drafter.runs_without_drafts else self._target
         out = pair(run_stage, key, tensors, self.state, self.caches, counts_B1V)
         self.state = out.draft_state

@@ -17,8 +17,10 @@ KIB = 1024
 @pytest.mark.parametrize(
     "case",
     [
-        # a long prompt's products are simulated in ten seconds
-        pytest.param(case, marks=pytest.mark.slow) if "prompt_mlp" in case.full_name and "C2048" in case.name else case
+        # a long prompt's products are simulated in ten seconds, those of all 8B on one rank in five
+        pytest.param(case, marks=pytest.mark.slow)
+        if "prompt_mlp" in case.full_name and ("C2048" in case.name or "8B-tp1" in case.name)
+        else case
         for case in CASES
         if case not in MANY_LAYERS
     ],

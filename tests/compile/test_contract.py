@@ -38,8 +38,8 @@ CASES: list[dict[str, Any]] = [
 def test_every_graph_is_what_the_plan_says(base: Path, number: int) -> None:
     """A device's runtime finds tensors by name, and state must be aliased, all of it in its own order."""
     plan = make_plan(spec(base, **CASES[number]).bundle)
-    # each case the other half of the graphs
-    for graph in plan.graphs[number % 2 :: 2]:
+    # each case a third of the graphs; the slow test has all of every drafter
+    for graph in plan.graphs[number % 3 :: 3]:
         proto = lower_graph(plan.spec, graph)
         assert violations(graph, proto, plan.spec) == []
         module = hlo.parse(proto)

@@ -30,7 +30,12 @@ REFUSED = {
     "--max-len 1000": "use 896 or 1024", "--max-len 65536": "40960", "--target Qwen/Nothing": "Qwen/Nothing",
     "--out s3://bucket/x": "give a local folder, and push it", "--out s3:/bucket/x": "give a local folder",
     '--recipe {"compiler_flags":{"x":""}}': "prefill, step", '--recipe {"blocks":8}': "give at least 9",
-    '--recipe {"layers":4}': "kernels reference has no launches",
+    '--kernels reference --recipe {"layers":4}': "kernels reference has no launches",
+    '--recipe {"without":["softmax"]}': "without is softmax; name kernels of a build with --kernels nki: accept_drafts",
+    '--kernels reference --recipe {"without":["accept_drafts"]}': "without is accept_drafts",
+    **{f'--recipe {{"context_buckets":{c}}}': "give rising multiples of 1024 that end with max-len 1024"
+       for c in ("[512,1024]", "[1024,2048]")},
+    "--batch 3000 --max-len 8192": "at most 16384 fit SBUF: lower the batch or max-len, or use --kernels",
     **{f'--recipe {{"chunks":{c}}}': "chunks" for c in ("[32]", "[192]", "[256,128]", "[16384]")},
     "--target Qwen/Qwen3-14B --tp 4 --dtype fp32 --kernels nki":
         "rows have 5120 numbers of fp32 on a rank, and a prompt's kernels hold 40",

@@ -161,7 +161,7 @@ def test_an_engine_with_its_own_blocks_and_steps_ahead() -> None:
 def test_host_drafts_and_no_drafts_give_the_same_tokens(k: int, options: dict[str, Any]) -> None:
     engine = _engine(**options)
     assert [result.ids for result in engine.run(REQUESTS)] == [result.ids for result in _expected()]
-    assert max(key.k for key in _machine(engine).keys if not key.is_prefill) == k
+    assert max(key.k for key in _machine(engine).keys if key.stage is Stage.STEP) == k
 
 
 def test_tokens_are_the_targets_whatever_the_host_proposes() -> None:
@@ -620,7 +620,7 @@ def test_sizes_are_the_smallest_that_fit_and_the_largest_beyond() -> None:
     assert [CONFIG.blocks(length) for length in (1, 128, 129, 600)] == [1, 1, 2, 4]
     assert [CONFIG.bucket(length) for length in (1, 128, 129, 600)] == [128, 128, 512, 512]
     assert [CONFIG.graph_k(drafts) for drafts in range(4)] == [0, 1, 3, 3]
-    assert [CONFIG.graph_k(drafts, full_sampling=True) for drafts in range(4)] == [0, 3, 3, 3]
+    assert [CONFIG.graph_k(drafts, full_sampling=True) for drafts in range(4)] == [3] * 4
 
 
 CHUNKS = {

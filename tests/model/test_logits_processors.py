@@ -6,7 +6,6 @@ In eager graphs; two ranks of a compiled bundle are the second look.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -165,8 +164,8 @@ def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
     assert {r.reason for r in results} == {"eos", "length"}
 
 
-@functools.cache
-def _without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tuple[Request, Result]]]:
+@pytest.fixture(scope="module")
+def without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tuple[Request, Result]]]:
     """Requests under grammars, greedy and sampled, as many that need no full sampling, and their results."""
     every = [*GRAMMARS, *_requests(), *_requests(0.9)[::3]]
     requests = [dataclasses.replace(r, logprobs=0 if n % 4 else None) for n, r in enumerate(every)]
@@ -176,11 +175,11 @@ def _without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tu
 
 
 @pytest.mark.parametrize("drafter", WITH_DRAFTS)
-def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str) -> None:
+def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str, without_drafts: Any) -> None:
     """Any limit of drafts, slots that others have used, neighbours without any; each drafter has a third
     of the mixes."""
     first, grammars = WITH_DRAFTS.index(drafter) % 3, len(GRAMMARS)
-    pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in _without_drafts(family))
+    pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in without_drafts)
     (requests, alone), (free, free_alone) = (zip(*of, strict=True) for of in pairs)
     engine = eager_engine(family, drafter, batch=8)
     if drafter == "ngram":

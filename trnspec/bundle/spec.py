@@ -171,7 +171,7 @@ def _check_numbers(spec: BundleSpec) -> None:
     unknown = set(spec.without) - KERNELS.keys()
     tile = CHUNK if spec.kernels == "nki" else KEY_TILE
     buckets = spec.context_buckets or (spec.max_len,)
-    bucketed = list(buckets) == sorted({*buckets, spec.max_len}) and not any(b % tile for b in buckets[:-1])
+    rising = list(buckets) == sorted(set(buckets)) and buckets[-1] == spec.max_len
     max_k = spec.drafter_type.max_k or MAX_K
     for wrong, sentence in (
         (list(spec.ks) != sorted(set(spec.ks)), f"k is {ks}; a set of k is different numbers, the largest last"),
@@ -187,7 +187,7 @@ def _check_numbers(spec: BundleSpec) -> None:
          f"block 0 is empty, give at least {least}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
-        (not bucketed,
+        (not rising or any(bucket % tile for bucket in buckets[:-1]),
          f"context-buckets are {', '.join(map(str, buckets))}; give rising multiples of {tile} that end with max-len "
          f"{spec.max_len}"),
         ((spec.k > 0) != (spec.drafter_type is not Drafter),
