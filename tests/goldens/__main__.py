@@ -1,9 +1,7 @@
-"""`python -m tests.goldens.record`: record what the tree computes into a folder, or compare the tree with a record.
+"""`python -m tests.goldens [--only TEXT]`: compare what the tree computes with the record of commit bc64a24.
 
-    python -m tests.goldens.record --out tests/goldens/data
-    python -m tests.goldens.record --compare tests/goldens/data --only fp32
-
-It uses the project's front doors alone: `compile.build`, `trnspec.LLM`, `bench.kernels`.
+The record has ids, log-probabilities, margins of ids, accepted drafts, plans and kernels' times. It was made with this
+command's predecessor, which is at 9dce423. Front doors alone are used: `compile.build`, `trnspec.LLM`, `bench.kernels`.
 """
 
 from __future__ import annotations
@@ -26,12 +24,11 @@ import numpy as np
 
 import trnspec
 from tests.goldens.cases import CLASSES, DEMO, DEMO_DRAFTS, VOCABULARY, Case, cases, write_tiny
-from tests.goldens.compare import MARGIN_TOLERANCE, Arrays, Setting, compare_ids, compare_kernels, compare_plans, split
-from tests.goldens.margins import margins
+from tests.goldens.compare import Arrays, Setting, compare_ids, compare_kernels, compare_plans, split
 
 DATA = Path(__file__).parent / "data"
-# BEST: of a record's log-probabilities; MOST_LOGPROBS: the most that a request may have
-LENGTH, BATCH, BEST, MOST_LOGPROBS = 256, 4, 3, 20
+# BEST: of a record's log-probabilities
+LENGTH, BATCH, BEST = 256, 4, 3
 _SOME, _ALL = ("none", "chain", "eagle3"), ("none", "chain", "ngram", "parallel", "dflash", "dspark", "eagle3")
 SETTINGS = {f"tiny-{dtype}-tp{tp}": Setting("tiny", dtype, tp, 3, 60, ("none", "chain"))
             for dtype in ("fp32", "bf16") for tp in (1, 2)}  # fmt: skip
@@ -40,13 +37,14 @@ SETTINGS |= {
     "demo-fp32-tp2": Setting("demo", "fp32", 2, 7, 20, _SOME),
     "demo-bf16-tp1": Setting("demo", "bf16", 1, 7, 20, _SOME),
 }
-_DEMO = ["--target", "demo/target", "--batch", "4", "--tp", "1", "--max-len", "512", "--dtype", "fp32"]
+_DEMO = ["--target", "demo/target", "--batch", "4", "--tp", "1", "--max-len", "512", "--dtype", "fp32",
+         "--kernels", "reference"]  # fmt: skip
 PLANS = {
     f"32B+1.7B-tp32-k7-{kernels}-{length}": ["--tp", "32", "--k", "7", "--kernels", kernels, "--max-len", length]
     for kernels in ("reference", "nki") for length in ("1024", "4096")
 } | {
-    "32B+1.7B-tp8-k7": ["--tp", "8", "--k", "7"],
-    "32B-tp32-k0": ["--tp", "32", "--k", "0"],
+    "32B+1.7B-tp8-k7": ["--tp", "8", "--k", "7", "--kernels", "reference"],
+    "32B-tp32-k0": ["--tp", "32", "--k", "0", "--kernels", "reference"],
     "32B+0.6B-tp32-k3,7-nki": ["--tp", "32", "--k", "3,7", "--kernels", "nki", "--draft", "Qwen/Qwen3-0.6B"],
     "demo-chain": [*_DEMO, "--draft", "demo/draft"],
     "demo-eagle3": [*_DEMO, "--draft", "demo/draft_eagle3"],
@@ -113,7 +111,7 @@ def arrays_of(outputs: Sequence[Any]) -> Arrays:
     }  # fmt: skip
 
 
-def measured(name: str, with_margins: bool) -> Arrays:
+def measured(name: str) -> Arrays:
     """A setting's ids and log-probabilities, accepted drafts (drafters, classes, offered and accepted, k), and of how
     many requests a drafter's ids or log-probabilities are not those of the first one."""
     setting = SETTINGS[name]
@@ -143,56 +141,27 @@ def measured(name: str, with_margins: bool) -> Arrays:
             )
             print(f"{name} {drafter}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
         arrays |= {"accepted": accepted, "different": different}
-        if with_margins:
-            ids = [part[0].tolist() for part in split(arrays)]
-            one = {"max_new_tokens": 1, "prompt_logprobs": MOST_LOGPROBS}
-            longer = [Case(r.kind, r.prompt + new, {}, one) for r, new in zip(requests, ids, strict=True)]
-            forced = outputs_of(Path(folder) / setting.drafters[0], longer)
-            arrays["margins"] = margins(folders["target"], setting.dtype, requests, ids, forced).astype(np.float16)
     return arrays
 
 
-def save(name: str, folder: Path) -> None:
-    """Record one name into the folder."""
-    if name in SETTINGS:
-        arrays = measured(name, with_margins=True)
-        np.savez_compressed(folder / f"{name}.npz", **arrays)
-        low = float(arrays["margins"].min())
-        print(f"{name}: smallest margin {low:.2e}", file=sys.stderr)
-        assert not arrays["different"].any(), f"{name}: drafters differ from {SETTINGS[name].drafters[0]}"
-        assert low >= -MARGIN_TOLERANCE[SETTINGS[name].dtype], f"{name}: an emitted id has a margin of {low}"
-    else:
-        content = json.dumps({"plans": plans, "kernels": kernels}[name](), separators=(",", ":")).encode()
-        (folder / f"{name}.json.gz").write_bytes(gzip.compress(content, mtime=0))
-
-
-def compare(name: str, folder: Path) -> bool:
+def compare(name: str) -> bool:
     """Compute one name again and print how it differs from the record."""
     if name in SETTINGS:
-        with np.load(folder / f"{name}.npz") as file:
-            return compare_ids(name, SETTINGS[name], dict(file), measured(name, with_margins=False))
-    old = json.loads(gzip.decompress((folder / f"{name}.json.gz").read_bytes()))
+        with np.load(DATA / f"{name}.npz") as file:
+            return compare_ids(name, SETTINGS[name], dict(file), measured(name))
+    old = json.loads(gzip.decompress((DATA / f"{name}.json.gz").read_bytes()))
     return compare_plans(old, plans()) if name == "plans" else compare_kernels(old, kernels())
 
 
 def main() -> None:
-    """Record or compare the names that contain the text of --only."""
-    parser = argparse.ArgumentParser(prog="python -m tests.goldens.record", description=__doc__)
-    parser.add_argument("--out", type=Path, help="record into this folder")
-    parser.add_argument("--compare", type=Path, default=DATA, help="compare with the record in this folder")
+    """Compare the names that contain the text of --only."""
+    parser = argparse.ArgumentParser(prog="python -m tests.goldens", description=__doc__)
     parser.add_argument("--only", default="", help=f"names with this text, of {', '.join(NAMES)}")
     options = parser.parse_args()
     # JAX reads it when the first bundle is opened
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
-    names, good = [name for name in NAMES if options.only in name], True
-    for name in names:
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            save(name, options.out)
-        else:
-            good &= compare(name, options.compare)
-        sys.stdout.flush()
-    sys.exit(0 if good else 1)
+    results = [compare(name) for name in NAMES if options.only in name]
+    raise SystemExit(not all(results))
 
 
 if __name__ == "__main__":
