@@ -17,7 +17,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install sdk-check install clean
+.PHONY: build test test-slow test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -32,15 +32,20 @@ build: install
 	$(RUN) -m compile.build --tp 32 --k 7 --out $(FULL)
 	$(RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 1 --max-len 512 --dtype fp32 --kernels reference --out $(DEMO)
 	$(RUN) -m model.generate --bundle $(DEMO) --compare --max-new-tokens 200 --prompt "Count from 1 to 100: 1, 2, 3,"
+	$(RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 3 --batch 1 --max-len 128 --dtype fp32 --recipe '{"graphs": "greedy"}' --out $(DEMO)-kernels
+	$(RUN) -m model.generate --bundle $(DEMO)-kernels --reference $(DEMO) --max-new-tokens 6 --prompt "Count from 1 to 100: 1, 2, 3,"
 	@echo $(DEMO)
 
 # laws and refusals, in process: six minutes on two cores
 test: install
 	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" --durations 15 --durations-min 2 tests
 
+# second looks: compiled bundles, ranks in processes, kills
+test-slow: install
+	$(RUN) -m pytest -n 2 --dist worksteal -m slow --durations 30 --durations-min 5 tests
+
 # everything, the simulator's tests too: 25 minutes
-test-all: install
-	$(RUN) -m pytest -n 2 --dist worksteal --durations 30 --durations-min 5 tests
+test-all: test test-slow
 	$(RUN) -m pytest -n 2 --dist worksteal nkisim/tests
 
 # the simulator's own tests; those marked slow take minutes

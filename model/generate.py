@@ -29,6 +29,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     add("--no-speculation", action="store_true", help="run the target without drafts")
     add("--k-limit", type=int, help="accept at most this many drafts a step")
     add("--compare", action="store_true", help="run with and without speculation and compare")
+    add("--reference", type=Path, help="compare with the ids of this bundle, such as one of --kernels reference")
     add("--stream", action="store_true", help="print text as it comes")
     add("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
@@ -74,14 +75,18 @@ def main(arguments: list[str]) -> None:
         "tokens_per_step": round(output.tokens_per_step, 3),
         "acceptance": [round(share, 3) for share in output.acceptance], "seconds_wall": round(output.seconds, 4),
     }  # fmt: skip
-    figures |= {"identical_without_speculation": output.ids == other.ids} if other else {}
+    same = {"identical_without_speculation": output.ids == other.ids} if other else {}
+    if args.reference:
+        with LLM(args.reference) as llm:
+            same["identical_to_reference"] = llm.generate(text, params, **options).ids == output.ids
+    figures |= same
     if args.json:
         print(json.dumps({"text": output.text, "ids": output.ids, "speculation": speculation} | figures))
     else:
         print("" if args.stream else output.text)
         for name, value in figures.items():
-            print(f"{name}: {value}", file=sys.stdout if other else sys.stderr)
-    if other and output.ids != other.ids:
+            print(f"{name}: {value}", file=sys.stdout if same else sys.stderr)
+    if not all(same.values()):
         raise SystemExit(1)
 
 
