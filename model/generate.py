@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
         assert output is not None
         other = llm.generate(text, params, **options, speculation=not speculation) if args.compare else None
     figures: dict[str, Any] = {
-        "new_tokens": len(output.ids), "finish_reason": output.reason,
+        "new_tokens": len(output.ids), "finish_reason": output.finish_reason,
         "tokens_per_step": round(output.tokens_per_step, 3),
         "acceptance": [round(share, 3) for share in output.acceptance], "seconds_wall": round(output.seconds, 4),
     }  # fmt: skip

@@ -43,7 +43,7 @@ def test_what_is_built_can_be_served(bundle: Path) -> None:
 
 def test_it_generates(llm: LLM) -> None:
     output = llm.generate(PROMPTS[0], DRAWN, max_new_tokens=12)
-    assert (len(output.ids), output.reason) == (12, "length")
+    assert (len(output.ids), output.finish_reason) == (12, "length")
     assert "".join(llm.stream(PROMPTS[0], DRAWN, max_new_tokens=12)) == output.text
 
 
@@ -75,7 +75,7 @@ def test_a_prompt_that_cannot_go_on_ends_alone(llm: LLM) -> None:
     """In a list its output has the error, and the others theirs; a single one raises it."""
     impossible = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
     outputs = llm.generate(PROMPTS, [MASKED, impossible, MASKED], max_new_tokens=12)
-    assert [o.reason for o in outputs] == ["length", "error", "length"]
+    assert [o.finish_reason for o in outputs] == ["length", "error", "length"]
     assert (outputs[1].ids, outputs[0].error) == ([4], "")
     assert outputs[0].ids == llm.generate(PROMPTS[0], MASKED, max_new_tokens=12).ids
     with pytest.raises(UserError, match="limits exclude every token, after 1 new tokens; look for"):

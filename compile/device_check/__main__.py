@@ -85,15 +85,15 @@ def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
     plain = {"kernels": "reference", "out": str(out / f"cpu-{name}"), "recipe": Recipe(toolchain="cpu")}
     on_cpu = open_bundle(build(demo(name, out, **plain)))
     bundle = open_bundle(Path(demo(name, out).out)) if platform == "neuron" else on_cpu
-    asked, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
+    sent, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
     graphs, begin = load_runner(bundle, platform), time.perf_counter()
-    found, seconds = Engine(graphs, engine_config(bundle)).run(asked), time.perf_counter() - begin
+    found, seconds = Engine(graphs, engine_config(bundle)).run(sent), time.perf_counter() - begin
     graphs.close()
 
     def logprob(of: Sequence[int]) -> float:
         return cpu.run([Request(tuple(of), Params(), 1, prompt_logprobs=0)])[0].prompt_scores[-1].logprob
 
-    return compared(bundle.spec, asked, found, cpu.run(asked), logprob) | {"seconds": seconds}
+    return compared(bundle.spec, sent, found, cpu.run(sent), logprob) | {"seconds": seconds}
 
 
 CHECKS = (

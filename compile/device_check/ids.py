@@ -49,7 +49,7 @@ def _noise(request: Request, count: int, vocabulary: int) -> Tensor:
 
 
 def compared(
-    spec: BundleSpec, asked: Sequence[Request], device: Sequence[Result], cpu: Sequence[Result],
+    spec: BundleSpec, sent: Sequence[Request], device: Sequence[Result], cpu: Sequence[Result],
     logprob: Callable[[Sequence[int]], float],
 ) -> dict[str, Any]:  # fmt: skip
     """Facts of a device's results that have the CPU's ids, each up to the first that is tied with another.
@@ -58,7 +58,7 @@ def compared(
     steps than the CPU takes.
     """
     count, ties = 0, list[float]()
-    for request, found, expected in zip(asked, device, cpu, strict=True):
+    for request, found, expected in zip(sent, device, cpu, strict=True):
         at = next((i for i, (a, b) in enumerate(zip(found.ids, expected.ids, strict=False)) if a != b), None)
         count += len(found.ids) if at is None else at
         if at is not None:

@@ -18,18 +18,18 @@ from model.graph_key import GraphKey, Stage
 from model.logits_processors import FORBIDDEN, PROMPT_FLAG
 from model.logprobs import TOP
 from model.sampling import NO_ID
+from trnspec.bundle.spec import logprobs_prompt
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.masks import allows
 
 V, BLOCK, LENGTH, BATCH, K = 96, 128, 512, 3, 3
-CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128), (128, 512), (256, 512)),
-                      logprobs_prompt=(256, 512))  # fmt: skip
+CONFIG = EngineConfig((1, K), BATCH, LENGTH, (BLOCK, LENGTH), V, 9, ((128, 128), (128, 512), (256, 512)))
 
 
 def graph_keys(config: EngineConfig) -> Iterator[GraphKey]:
     """The graphs of a bundle's plan."""
     yield from (GraphKey(Stage.PREFILL, config.k, bucket, rows=rows) for rows, bucket in config.prompts)
-    rows, bucket = config.logprobs_prompt
+    rows, bucket = logprobs_prompt(config.prompts, config.max_len)
     yield GraphKey(Stage.PREFILL_LOGPROBS, config.k, bucket, rows=rows)
     for bucket in config.buckets:
         yield from (GraphKey(Stage.STEP, k, bucket, filters) for k in (0, *config.ks) for filters in (False, True))

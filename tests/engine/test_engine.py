@@ -133,7 +133,7 @@ def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> 
     assert not outer.over_limit
     assert _machine(outer.engine).prefilled == outer.scheduled
     assert min(outer.hits, outer.preempted) > 8
-    assert len({result.reason for result in expected}) > 1
+    assert len({result.finish_reason for result in expected}) > 1
     assert Stage.VERIFY in _stages(outer.engine)
 
 
@@ -434,7 +434,7 @@ def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: s
         number = engine.add(_request(seed, **ENDS[reason], logprobs=0))
         events = _drain(engine)
         (result,) = (event.result for event in events if event.result)
-        assert result.reason == reason
+        assert result.finish_reason == reason
         assert [score.rank - 1 for score in result.scores] == result.ids
         assert result.ids == _ids(events, number) or reason == "stop"
         assert all(len(event.scores) == len(event.ids) for event in events)
@@ -458,7 +458,7 @@ def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_o
     # the token of position 17 is the thirteenth after a prompt of 5
     expected = [full[0], full[1][:12], *full[2:]]
     assert [results[n].ids for n in numbers] == expected == [_ids(events, n) for n in numbers]
-    assert [results[n].reason for n in numbers] == ["length", "error", "length", "length"]
+    assert [results[n].finish_reason for n in numbers] == ["length", "error", "length", "length"]
     assert [len(blocks) for _, blocks in runner.cleared] == [1]
     assert results[numbers[1]].seconds > 0
 
@@ -466,7 +466,7 @@ def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_o
 def test_limits_that_leave_no_token_end_their_request_only() -> None:
     params = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
     empty, other = _engine().run([_request(1, params=params), _request(2)])
-    assert (empty.ids, empty.reason) == ([4], "error")
+    assert (empty.ids, empty.finish_reason) == ([4], "error")
     assert "the request's limits exclude every token, after 1 new tokens; look for" in empty.error
     assert other.ids == _single(_request(2)).ids
 

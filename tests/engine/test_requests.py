@@ -73,6 +73,14 @@ def test_a_request_that_cannot_be_served(change: dict[str, Any], sentence: str) 
         check(CONFIG, _changed(change))
 
 
+@pytest.mark.parametrize("more", [{"logprobs": 0}, {"prompt_logprobs": 0}, {"params": Params(0.8, top_k=5)}], ids=str)
+def test_a_greedy_bundle_serves_no_filters_and_no_logits_processors(more: dict[str, Any]) -> None:
+    config, plain = dataclasses.replace(CONFIG, greedy=True), Request((1, 2), Params(0.8, seed=3))
+    check(config, plain)
+    with pytest.raises(UserError, match="this bundle has greedy graphs: no top-k, top-p, min-p, penalties, masks"):
+        check(config, dataclasses.replace(plain, **more))
+
+
 def test_what_temperature_and_filters_cannot_say_needs_full_sampling() -> None:
     assert not Params(0.9, 5, 0.9, 0.1, 3).full_sampling
     for change in (

@@ -1,7 +1,7 @@
 """`python -m tests.goldens [--only TEXT]`: compare what the tree computes with the record of commit bc64a24.
 
-The record has ids, log-probabilities, margins of ids, accepted drafts, plans and kernels' times. It was made with this
-command's predecessor, which is at 9dce423. Front doors alone are used: `compile.build`, `trnspec.LLM`, `bench.kernels`.
+The record has ids, log-probabilities, margins of ids, accepted drafts, plans and kernels' times; commit 9dce423 has the
+code that made it. Only public commands are used: `compile.build`, `trnspec.LLM`, `bench.kernels`.
 """
 
 from __future__ import annotations

@@ -95,9 +95,11 @@ def test_the_end_of_the_context_is_reached_and_not_passed(family: Path) -> None:
     """Also by steps that are launched ahead, whose limits are those of the step before."""
     requests = [Request((9, 2, 7) * n, Params(0.9, seed=n), 1000) for n in range(5, 9)]
     expected = eager_engine(family, "chain", False).run(requests)
-    assert {(len(q.ids) + len(r.ids), r.reason) for q, r in zip(requests, expected, strict=True)} == {(128, "context")}
+    assert {(len(q.ids) + len(r.ids), r.finish_reason) for q, r in zip(requests, expected, strict=True)} == {
+        (128, "context")
+    }
     found = eager_engine(family, "itself").run(requests)
-    assert [(r.ids, r.reason) for r in found] == [(r.ids, r.reason) for r in expected]
+    assert [(r.ids, r.finish_reason) for r in found] == [(r.ids, r.finish_reason) for r in expected]
     assert ids_ahead(eager_engine(family, "itself", True, AsyncEngine), requests)[0] == [r.ids for r in expected]
 
 
@@ -109,4 +111,4 @@ def test_eos_and_stop_cut_inside_an_accepted_block(family: Path) -> None:
         token = whole.ids[at]
         first = whole.ids.index(token)
         (cut,) = engine.run([Request(request.ids, request.params, 40, (token,))])
-        assert (cut.ids, cut.reason) == (whole.ids[: first + 1], "eos")
+        assert (cut.ids, cut.finish_reason) == (whole.ids[: first + 1], "eos")

@@ -13,22 +13,25 @@ from typing import Any
 import pytest
 import torch
 
-from compile.graph.trace import lower_graph
+from compile.device_check.kernels import CASES
+from compile.graph.trace import lower_graphs
 from model.cache import AttentionMetadata
 from model.config import PRESETS
 from model.context import Context
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls, simulated
-from model.nki.context import NkiContext
+from model.nki.context import NkiContext, make_context
 from model.nki.fused_layer import group_sizes
 from model.nki.launches import TARGET, Launch, Result, from_text, to_text
+from model.nki.table import KERNELS
 from model.ops import EAGER
 from model.qwen3 import Qwen3
 from model.rope import rotation
 from tests.compile.tiny import spec, write_model
 from tests.model.family import AsTheyRun, untraced
 from tests.model.paged import empty_caches
+from trnspec.bundle import hlo
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
 from trnspec.engine.config import engine_config
@@ -163,13 +166,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_graph_has_the_calls(folder: Path) -> None:
+@pytest.mark.parametrize("without", [(), ("verify_attention", "accept_drafts")], ids=str)
+def test_the_graph_has_the_calls_but_those_of_kernels_that_are_left_out(folder: Path, without: tuple[str, ...]) -> None:
     """Each layer's attention, the noise, the samples and the acceptance are calls by the compiler's name."""
-    plans = (make_plan(spec(folder, kernels=kernels).bundle) for kernels in ("nki", "reference"))
-    fused, plain = (lower_graph(plan.spec, plan.by_key[GraphKey(Stage.STEP, 3, 128)]) for plan in plans)
-    for kernel in ("verify_attention", "gumbel_noise", "coupled_sample", "weights_above", "accept_drafts"):
-        assert f'"kernel": "{kernel}"'.encode() in fused
-    assert (TARGET.encode() in fused, TARGET.encode() in plain) == (True, False)
+    plan = make_plan(spec(folder, kernels="nki", without=without).bundle)
+    (proto,) = (p for _, p in lower_graphs(plan.spec, [plan.by_key[GraphKey(Stage.STEP, 3, 128)]]))
+    kernels = ("verify_attention", "gumbel_noise", "coupled_sample", "weights_above", "accept_drafts")
+    assert {k for k in kernels if f'"kernel": "{k}"'.encode() in proto} == {*kernels} - {*without}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_that_are_left_out_are_operations_of_the_graph(case: str) -> None:
+    """Those of the reference within rounding; any launch would be refused."""
+    nki = make_context("nki", 1, layers=3, without=tuple(KERNELS))
+    for found, expected in zip(CASES[case](nki), CASES[case](Context()), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_no_two_graphs_with_kernels_have_the_same_launches(folder: Path) -> None:
+    """A graph that is compiled twice would be loaded twice."""
+    plan = make_plan(spec(folder, kernels="nki", batch=1, max_len=512, chunks=(128, 512)).bundle)
+    launches = [tuple(_launches(proto)) for _, proto in lower_graphs(plan.spec, plan.graphs)]
+    assert len({*launches}) == len(plan.graphs) == 9
+
+
+def _launches(proto: bytes) -> list[bytes]:
+    calls = (i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == TARGET)
+    return sorted(call.backend_config for call in calls)
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
             assert adjusted_V[token] > adjusted_V.max() - 1e-4, (mix, place)
         if result.ids != plain[request.ids]:
             changed.add(mix)
-        if mix in ("presence", "frequency", "repetition", "bias") and result.reason == "length":
+        if mix in ("presence", "frequency", "repetition", "bias") and result.finish_reason == "length":
             assert result.accepted == result.drafted
             accepted += max(Counter(result.ids).values()) > 1
     assert changed == {*MIXES}
@@ -161,7 +161,7 @@ def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
             noise_1V = gumbel_noise(EAGER, seeds, torch.tensor([len(request.ids) + len(ids)]), iota(V, seeds))
             ids.append(int(sample(EAGER, logits_1V, params, noise_1V)))
         assert result.ids == ids
-    assert {r.reason for r in results} == {"eos", "length"}
+    assert {r.finish_reason for r in results} == {"eos", "length"}
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str, w
     limited = [dataclasses.replace(r, k_limit=(None, 0, 2, 1)[n % 4]) for n, r in enumerate(requests)]
     mixed = engine.run([r for pair in zip(limited, free, strict=True) for r in pair])
     for results in (engine.run(requests), mixed[::2]):
-        assert [(r.ids, r.reason) for r in results] == [(r.ids, r.reason) for r in alone]
+        assert [(r.ids, r.finish_reason) for r in results] == [(r.ids, r.finish_reason) for r in alone]
         accepted, drafted = _accepted(results)
         assert 0 < accepted < drafted + (drafter == "itself")
         for one, other in zip(results, alone, strict=True):

@@ -42,7 +42,7 @@ def test_logits_that_overflow_end_their_own_request(overflow: Path, params: Para
     (expected,) = _run(overflow, request)
     poisoned = [Request(p, params, 5) for p in ((2, POISON), (POISON, *PROMPT))]
     results = _run(overflow, request, *poisoned, *[request] * 2)
-    assert [(r.ids, r.reason) for r in results[1:3]] == [([], "error")] * 2
+    assert [(r.ids, r.finish_reason) for r in results[1:3]] == [([], "error")] * 2
     assert all("logits hold NaN or infinity" in r.error and "after 0 new tokens" in r.error for r in results[1:3])
     assert [r.ids for r in (results[0], *results[3:])] == [expected.ids] * 3
 
@@ -54,11 +54,11 @@ def test_an_id_after_which_logits_overflow_is_the_last(overflow: Path) -> None:
         request = Request(PROMPT, Params(1e30, seed=seed), 100)
         (target,), (drafted,) = _run(overflow, replace(request, k_limit=0)), _run(overflow, request)
         assert POISON not in target.ids[:-1]
-        assert (target.reason == "error") == (target.ids[-1] == POISON)
-        assert drafted.reason == target.reason
+        assert (target.finish_reason == "error") == (target.ids[-1] == POISON)
+        assert drafted.finish_reason == target.finish_reason
         assert target.ids[: len(drafted.ids)] == drafted.ids
         assert len(target.ids) - len(drafted.ids) <= 3
-        counts |= {len(target.ids)} if target.reason == "error" else set()
+        counts |= {len(target.ids)} if target.finish_reason == "error" else set()
     assert len(counts) > 2
 
 
@@ -68,12 +68,12 @@ def test_blocks_that_are_not_cleared_poison_the_next_request(overflow: Path) -> 
     poison = Request((POISON, *PROMPT * 160), max_new_tokens=3)
     after = Request(PROMPT * 44, max_new_tokens=200, stop_ids=tuple(range(64)))
     engine = eager_engine(overflow, max_len=512, chunks=(128,), blocks=5)
-    assert [r.reason for r in engine.run([poison, after])] == ["error", "eos"]
+    assert [r.finish_reason for r in engine.run([poison, after])] == ["error", "eos"]
     with mock.patch.object(EagerGraphs, "clear"):
-        assert [r.reason for r in engine.run([poison, after])] == ["error", "error"]
+        assert [r.finish_reason for r in engine.run([poison, after])] == ["error", "error"]
     for slot in range(3):
         engine.runner.clear(slot, [1, 2, 3, 4])
-    assert [r.reason for r in engine.run([after])] == ["eos"]
+    assert [r.finish_reason for r in engine.run([after])] == ["eos"]
 
 
 def test_a_low_temperature_is_raised_as_vllm_raises_it(family: Path) -> None:

@@ -39,7 +39,7 @@ def test_a_chain_drafts_what_its_model_samples_without_a_target(family: Path, k:
 def test_what_is_counted_ends_with_the_context(family: Path) -> None:
     """A target that drafts for itself has every draft accepted, those of the last step too."""
     (result,) = eager_engine(family, "itself", k=3).run([Request((9, 2, 7), Params(0.8, seed=7), 1000)])
-    assert (result.reason, 3 + len(result.ids)) == ("context", 128)
+    assert (result.finish_reason, 3 + len(result.ids)) == ("context", 128)
     assert result.accepted == result.drafted
     assert len(result.ids) == 1 + result.steps + sum(result.accepted)
 

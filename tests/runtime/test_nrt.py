@@ -10,16 +10,21 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from compile.build import build
 from model.errors import UserError
+from model.graph_io import zeros_of
+from model.graph_key import GraphKey, Stage
+from model.graph_spec import GraphSpec
 from tests.compile.run_requests import REQUESTS
 from tests.ended import check_end
 from tests.engine.outer import ids_ahead
-from tests.model.family import family_spec, graphs
+from tests.model.family import family_spec, graphs, untraced
 from tests.runtime.neffs import find_stand_ins, with_neffs
 from tests.stand_ins.packages import nrtpy
 from trnspec.bundle.opening import Bundle, read_bundle
@@ -117,6 +122,9 @@ _FAILS = """
 import sys, time
 from multiprocessing.connection import Connection
 from model.errors import UserError
+from model.graph_io import zeros_of
+from model.graph_key import GraphKey, Stage
+from model.graph_spec import GraphSpec
 pipe = Connection(int(sys.argv[1]))
 number = pipe.recv()[0]
 if sys.argv[2] == "0":
@@ -142,6 +150,8 @@ def test_a_rank_that_fails_because_of_one_that_ended_is_not_blamed(
 _OWNER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from trnspec.bundle.opening import read_bundle
 from trnspec.runtime.nrt import NrtRunner
 runner = NrtRunner(read_bundle(Path(sys.argv[1])))
@@ -184,6 +194,38 @@ def test_what_a_request_leaves_is_cleared(family: Path) -> None:
     finite = np.isfinite(rank._state[cache].numpy()).all((1, 2, 3))
     assert finite.nonzero()[0].tolist() == [2, 3]
     assert all((tensor.numpy() == 7).all() for name, tensor in rank._state.items() if name != cache)
+
+
+def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path) -> None:
+    """The runner sends what has not changed once only. The model here reads nothing and notes what it is given."""
+    bundle, read = read_bundle(untraced(family_spec(family, "chain"))), dict[str, np.ndarray]()
+    first, second = (bundle.plan.by_key[GraphKey(Stage.STEP, 3, 128, filters)] for filters in (False, True))
+
+    class Model:
+        def __init__(self, graph: GraphSpec) -> None:
+            tensors = (*graph.weights, *graph.inputs, *graph.state)
+            named = {t.name: t for t in tensors if graph is second or t.name != "min_p"}
+            self.input_tensors_info = {name: nrtpy.TensorMetadata(t.shape, t.bytes) for name, t in named.items()}
+            self.output_tensors_info = dict.fromkeys(t.name for t in (*graph.outputs, *graph.state))
+
+        @classmethod
+        def load_from_neff(cls, path: str, name: str, **_: Any) -> Any:
+            return cls(next(g for g in (first, second) if g.key.name == name))
+
+        def __call__(self, inputs: dict[str, Any], outputs: Any) -> None:
+            read.clear()
+            read.update({name: tensor.numpy() for name, tensor in inputs.items()})
+
+    vendor = SimpleNamespace(NrtpyTensor=nrtpy.NrtpyTensor, NrtpyModel=Model)
+    worker = RankWorker(0, str(bundle.path), bundle.manifest.digest, vendor)
+    for graph in (first, second):
+        worker.load(graph.key, "")
+    inputs = zeros_of(first.inputs)
+    inputs.min_p[:] = 0.25
+    worker.run(first.key, [getattr(inputs, t.name) for t in first.inputs])
+    assert "min_p" not in read
+    worker.run(second.key, [None] * len(second.inputs))
+    assert read["min_p"].tolist() == [0.25] * len(inputs.min_p)
 
 
 @pytest.mark.slow

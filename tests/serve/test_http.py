@@ -36,7 +36,7 @@ def test_tokens_are_the_offline_ones(client: Any, name: str, llm: LLM) -> None:
             offline = llm.generate(prompt, params, max_new_tokens=40)
             online = complete(client, name, prompt, max_tokens=40, **body)
             assert ids_of(online) == list(offline.ids)
-            assert online.choices[0].finish_reason == {"eos": "stop", "length": "length"}[offline.reason]
+            assert online.choices[0].finish_reason == {"eos": "stop", "length": "length"}[offline.finish_reason]
 
 
 def test_more_requests_than_slots_with_uneven_lengths(client: Any, name: str, llm: LLM) -> None:

@@ -254,7 +254,7 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
         assert found == result.ids[: len(found)]
         if n in gone:
             continue
-        assert str(outputs[-1].finish_reason) == REASONS[result.reason]
+        assert str(outputs[-1].finish_reason) == REASONS[result.finish_reason]
         # the tokens of a step that fails are lost
         assert len(found) == len(result.ids) or result.error
         for field, best, tokens, scores in (

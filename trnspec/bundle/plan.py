@@ -13,7 +13,7 @@ from model.logits_processors import MAX_BIASES, NUM_PENALTY_FIELDS
 from model.logprobs import COLUMNS
 from model.weights import RANK
 from trnspec.bundle.part import Part
-from trnspec.bundle.spec import BundleSpec
+from trnspec.bundle.spec import BundleSpec, logprobs_prompt
 
 # the prefix of a drafter's state other than caches
 SLOTS = "draft_model.slots."
@@ -60,7 +60,7 @@ def make_plan(spec: BundleSpec) -> BundlePlan:
     for rows, keys in spec.prompts:
         graphs.append(_prompt(GraphKey(Stage.PREFILL, spec.k, keys, rows=rows), spec, both, state))
     if spec.graphs == "all":
-        rows, keys = spec.logprobs_prompt
+        rows, keys = logprobs_prompt(spec.prompts, spec.max_len)
         graphs.append(_prompt(GraphKey(Stage.PREFILL_LOGPROBS, spec.k, keys, rows=rows), spec, both, state))
     for bucket in spec.buckets:
         for k in (*reversed(spec.ks), 0):

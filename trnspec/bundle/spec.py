@@ -5,6 +5,7 @@ A build makes it from flags and checkpoints; a manifest stores it as JSON and is
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -115,15 +116,10 @@ class BundleSpec:
         """Rows and keys of each graph of prompts; a chunk has one for a prompt's beginning and one for all of it."""
         chunks = self.chunks or tuple(rows for rows in CHUNKS if rows <= self.max_len)
         if self.graphs == "greedy":
-            return ((max((rows for rows in chunks if rows <= 512), default=chunks[0]), self.max_len),)
+            return (logprobs_prompt([(rows, self.max_len) for rows in chunks], self.max_len),)
         first = [next((b for b in self.buckets if b >= _KEYS_PER_ROW * rows), self.max_len) for rows in chunks]
         ends = (sorted({keys, self.max_len}) for keys in first)
         return tuple((rows, keys) for rows, both in zip(chunks, ends, strict=True) for keys in both)
-
-    @property
-    def logprobs_prompt(self) -> tuple[int, int]:
-        """Rows and keys of the graph of prompts whose log-probabilities are returned."""
-        return max((rows for rows, _ in self.prompts if rows <= 512), default=self.prompts[0][0]), self.max_len
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -146,6 +142,11 @@ class BundleSpec:
         longest = min(part.config.max_position_embeddings for part in self.parts)
         if self.max_len > longest:
             raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
+
+
+def logprobs_prompt(prompts: Sequence[tuple[int, int]], max_len: int) -> tuple[int, int]:
+    """Rows and keys of the one graph of a kind, given those of the graphs of prompts: at most 512 rows, all keys."""
+    return max((rows for rows, _ in prompts if rows <= 512), default=prompts[0][0]), max_len
 
 
 def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
@@ -213,14 +214,13 @@ def _check_kernels(spec: BundleSpec) -> None:
     fp32, split = spec.dtype == "fp32", "raise --tp"
     for part in spec.parts if spec.kernels == "nki" else ():
         config, packing = part.config, part.packing
-        kv_heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, spec.tp).kv_per_rank
-        if misfit := attention_misfit(spec.batch, 1, spec.max_len, spec.pool * kv_heads * KEY_TILE):
+        heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, spec.tp)
+        if misfit := attention_misfit(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
             raise UserError(f"the {part.role}: {misfit}, or use --kernels reference")
-        heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, spec.tp).heads_per_rank
         inner = config.intermediate_size // spec.tp if packing.mlp else 0
         for used, what, numbers, most, way in (
             (any(packing), "rows", config.hidden_size, PROMPT_DEPTH[fp32], "use --dtype bf16" if fp32 else ""),
-            (packing.attention, "rows of heads", heads * config.head_dim, PROMPT_DEPTH[fp32], split),
+            (packing.attention, "rows of heads", heads.heads_per_rank * config.head_dim, PROMPT_DEPTH[fp32], split),
             (packing.mlp, "inner rows", inner, PROMPT_INNER[fp32], split),
         ):
             if used and numbers > most:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from model.cache import KEY_TILE
 from trnspec.bundle.opening import Bundle
+from trnspec.bundle.spec import logprobs_prompt
 
 
 class Chunk(NamedTuple):
@@ -29,7 +30,7 @@ class EngineConfig:
     `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included. `prompts`: (rows, keys) of
     the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step. `min_last_chunk`: tokens before a
     prompt's end that its last chunk must hold, for a drafter that reads them there. `greedy`: there are no graphs with
-    filters or logits processors. `logprobs_prompt`: (rows, keys) of the graph of prompts with log-probabilities.
+    filters or logits processors.
     """
 
     ks: tuple[int, ...]
@@ -42,7 +43,6 @@ class EngineConfig:
     host_drafts: bool = False
     min_last_chunk: int = 0
     greedy: bool = False
-    logprobs_prompt: tuple[int, int] = (0, 0)
 
     @property
     def k(self) -> int:
@@ -66,7 +66,7 @@ class EngineConfig:
         Its graph is the smallest that holds the rest, if that fills half of it, else the largest that is filled.
         """
         first = min(first, max(0, length - self.min_last_chunk))
-        prompts = (self.logprobs_prompt,) if logprobs else self.prompts
+        prompts = (logprobs_prompt(self.prompts, self.max_len),) if logprobs else self.prompts
         left, sizes = length - first, sorted({rows for rows, _ in prompts})
         whole = next((rows for rows in sizes if left <= rows <= max(2 * left, sizes[0])), 0)
         rows = whole or max(rows for rows in sizes if rows <= left)
@@ -84,4 +84,4 @@ def engine_config(bundle: Bundle) -> EngineConfig:
     spec = bundle.spec
     limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
     last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
-    return EngineConfig(*limits, spec.host_drafts, last_chunk, spec.graphs == "greedy", spec.logprobs_prompt)
+    return EngineConfig(*limits, spec.host_drafts, last_chunk, spec.graphs == "greedy")

@@ -184,9 +184,8 @@ class Engine:
         self._last_read = self._last_read or time.perf_counter()
         if chunk := batch.chunk:
             slot = batch.slots[0]
-            stage = Stage.PREFILL if slot.request.prompt_logprobs is None else Stage.PREFILL_LOGPROBS
             inputs = prompt_inputs(slot, chunk, self.config.vocab_size)
-            return batch, self.runner.run(inputs.graph(stage, self.config.k, chunk.keys), inputs)
+            return batch, self.runner.run(inputs.graph(slot.request.prefill, self.config.k, chunk.keys), inputs)
         k, bucket = batch.k, self.config.bucket(batch.end)
         if batch.full_sampling and any(batch.limits) and not self.config.host_drafts:
             return self._run_split(batch, bucket)
@@ -260,14 +259,14 @@ class Engine:
         """The event with the new tokens that the request keeps; its slot is free again if it has ended."""
         slot.token = new.ids[-1]
         kept, result = slot.append(new.ids, new.scores), slot.result
-        if not result.reason and slot.position >= self.config.max_len - 1:
-            result.reason = "context"
-        if result.reason:
+        if not result.finish_reason and slot.position >= self.config.max_len - 1:
+            result.finish_reason = "context"
+        if result.finish_reason:
             result.seconds = time.perf_counter() - slot.admitted
             self._release(slot.number)
-        if result.reason == ERROR:
+        if result.finish_reason == ERROR:
             self.runner.clear(slot.index, slot.blocks)
-        return replace(new, ids=kept, result=result if result.reason else None, scores=new.scores[: len(kept)])
+        return replace(new, ids=kept, result=result if result.finish_reason else None, scores=new.scores[: len(kept)])
 
 
 def _scores(best: int | None, outputs: StepOutputs, row: int, tokens: slice) -> tuple[Score, ...]:

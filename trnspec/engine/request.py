@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 import numpy as np
 
 from model.errors import UserError
+from model.graph_key import Stage
 from model.logits_processors import MAX_BIASES
 from model.logprobs import TOP
 from trnspec.engine.config import EngineConfig
@@ -114,6 +115,11 @@ class Request:
     ends: tuple[int, ...] = ()
 
     @property
+    def prefill(self) -> Stage:
+        """The stage of its prompt's graphs."""
+        return Stage.PREFILL if self.prompt_logprobs is None else Stage.PREFILL_LOGPROBS
+
+    @property
     def full_sampling(self) -> bool:
         logprobs = self.logprobs is not None or self.prompt_logprobs is not None
         return self.allowed is not None or logprobs or self.params.full_sampling
@@ -177,7 +183,7 @@ class Score(NamedTuple):
 class Result:
     """New tokens of a request, why it ended, and counts of its steps and drafts.
 
-    `reason`: eos, stop (a stop string), length (max_new_tokens), context (the bundle's length), or error, with a
+    `finish_reason`: eos, stop (a stop string), length (max_new_tokens), context (the bundle's length), or error, with a
     sentence in `error`. `steps`: target passes after the prefill; `steps_of_k`: by the k of their graph. `drafted`,
     `accepted`: drafts by their place in a step. `scores`, `prompt_scores`: the log-probabilities of the ids, and of the
     prompt's ids but the first, before penalties, temperature and filters. `seconds`: wall time from the request's
@@ -185,7 +191,7 @@ class Result:
     """
 
     ids: list[int] = field(default_factory=list)
-    reason: str = ""
+    finish_reason: str = ""
     error: str = ""
     steps: int = 0
     steps_of_k: dict[int, int] = field(default_factory=dict)

@@ -57,18 +57,18 @@ class Slot:
         before = len(result.ids)
         for token in ids:
             if token == NO_ID:
-                result.reason, count = ERROR, len(result.ids)
+                result.finish_reason, count = ERROR, len(result.ids)
                 result.error = f"{CANNOT_SAMPLE} after {count} new tokens; look for an overflow or give other limits"
                 break
             result.ids.append(token)
             if token in request.stop_ids:
-                result.reason = "eos"
+                result.finish_reason = "eos"
             elif request.cut and (kept := request.cut(result.ids)) is not None:
                 del result.ids[kept:]
-                result.reason = "stop"
+                result.finish_reason = "stop"
             elif len(result.ids) == request.max_new_tokens:
-                result.reason = "length"
-            if result.reason:
+                result.finish_reason = "length"
+            if result.finish_reason:
                 break
         result.scores = [*result.scores, *scores][: len(result.ids)]
         return result.ids[before:]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from model.graph_key import GraphKey, Stage
+from model.graph_key import GraphKey
 from model.progress import each
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request
@@ -24,11 +24,12 @@ def graphs_of(engine: Engine, request: Request) -> Iterator[GraphKey]:
     ks = engine.ks(request.k_limit, full_sampling, length + request.max_new_tokens >= config.max_len)
     last = min(length + request.max_new_tokens + config.k, config.max_len)
     buckets = [bucket for bucket in config.buckets if length < bucket <= config.bucket(last)]
-    prefill = Stage.PREFILL if request.prompt_logprobs is None else Stage.PREFILL_LOGPROBS
-    prompts = {(c.rows, c.keys) for c in config.chunks(length, prefill is Stage.PREFILL_LOGPROBS)}
+    prompts = {(c.rows, c.keys) for c in config.chunks(length, request.prompt_logprobs is not None)}
     for key in engine.runner.bundle.plan.by_key:
-        step = key.k in ks and key.bucket in buckets and (full_sampling or key.filters == request.params.filters)
         if key.is_prefill:
-            step = key.stage is prefill and (key.rows, key.bucket) in prompts
-        if step and (key.is_prefill or key.full_sampling == full_sampling):
+            runs = key.stage is request.prefill and (key.rows, key.bucket) in prompts
+        else:
+            filters = full_sampling or key.filters == request.params.filters
+            runs = key.full_sampling == full_sampling and key.k in ks and key.bucket in buckets and filters
+        if runs:
             yield key

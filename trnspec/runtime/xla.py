@@ -57,7 +57,7 @@ class XlaRunner(Runner):
         if platform != "cpu":
             if bundle.spec.kernels != "reference":
                 reason = bundle.manifest.without_kernels or "PJRT runs no NKI kernels; build with --kernels reference"
-                raise UserError(f"{bundle.path} cannot run on {platform}: {reason}")
+                raise UserError(f"{bundle.path} cannot run by PJRT: {reason}")
             set_lnc(bundle.manifest.compiler)
         self._platform, self._devices = platform, devices_of(platform, self.tp)
         self._sharding = NamedSharding(Mesh(np.array(self._devices), ("rank",)), PartitionSpec("rank"))
