@@ -185,8 +185,11 @@ def test_a_build_killed_at_any_write_is_no_bundle_or_a_complete_one(
 
 
 @pytest.mark.slow
-def test_three_kills_of_a_new_build_and_of_one_over_a_bundle(fresh: Path, tmp_path: Path) -> None:
-    """The rest: `make hostile`."""
+def test_three_kills_of_a_new_build_and_of_one_over_a_bundle(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The doctor reads the graphs too. The rest: `make hostile`."""
+    monkeypatch.setattr(compile.build, "lower_graphs", trace.lower_graphs)
     for series in (beginnings, replacements):
         (tmp_path / series.__name__).mkdir()
         found = series(spec(fresh, k=2, batch=1), tmp_path / series.__name__, seed=0, count=3)

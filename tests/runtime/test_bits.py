@@ -155,7 +155,8 @@ def test_a_row_has_the_same_bits_in_every_graph(dtype: str, sizes: str, tmp_path
     with _runner(tmp_path, dtype, SIZES[sizes]) as runner:
         scores = _prefill(runner, ids, 512, LENGTH, 1)
         expected = _rows(runner, 1, LENGTH)
-        assert np.array_equal(_prefill(runner, ids, 128, LENGTH, 5), scores[127::128])
+        # the id of the first two columns is sampled after such a chunk
+        assert np.array_equal(_prefill(runner, ids, 128, LENGTH, 5)[:, 2:], scores[127::128, 2:])
         _check_equal(_rows(runner, 5, LENGTH), expected)
         for k in (0, *KS):
             # each sequence has other tokens before it, and its rows at another position

@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[Callable[[LLM], object], str]] = {
     "an empty stop": (lambda llm: llm.generate(COUNT, stop=""), "a stop string is empty"),
     "few params": (lambda llm: llm.generate([COUNT] * 3, [SAMPLED] * 2), "2 Params came for 3 prompts"),
     "many params": (lambda llm: llm.generate(COUNT, [SAMPLED] * 2), "2 Params came for one prompt"),
-    "no bundle": (lambda llm: LLM(llm.bundle.path / "graphs"), r"has no manifest.json"),
+    "no bundle": (lambda llm: LLM(llm.bundle.path / "hlo"), "has no manifest.json"),
 }
 
 
