@@ -36,7 +36,7 @@ build: install
 	$(RUN) -m model.generate --bundle $(DEMO)-kernels --reference $(DEMO) --max-new-tokens 6 --prompt "Count from 1 to 100: 1, 2, 3,"
 	@echo $(DEMO)
 
-# laws and refusals, in process: six minutes on two cores
+# laws and refusals, in process: three minutes on two cores
 test: install
 	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" --durations 15 --durations-min 2 tests
 
@@ -44,7 +44,7 @@ test: install
 test-slow: install
 	$(RUN) -m pytest -n 2 --dist worksteal -m slow --durations 30 --durations-min 5 tests
 
-# everything, the simulator's tests too: 25 minutes
+# everything but servers, the simulator's tests too: 15 minutes
 test-all: test test-slow
 	$(RUN) -m pytest -n 2 --dist worksteal nkisim/tests
 
