@@ -65,7 +65,6 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
 
 
 @pytest.mark.slow
-@pytest.mark.released_code
 @pytest.mark.parametrize(("drafter", "changes"), COMPILED, ids=_name)
 def test_a_compiled_bundle_emits_the_targets_tokens(family: Path, drafter: str, changes: dict[str, Any]) -> None:
     """The requests of every other case filter: XLA compiles one graph of a step for each, and that takes the time."""

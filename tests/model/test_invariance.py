@@ -58,7 +58,6 @@ def test_speculation_batch_order_and_limit_change_nothing(family: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.released_code
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_compiled_speculation_batch_order_and_limit_change_nothing(family: Path, dtype: str) -> None:
     g = some_graphs(family, dtype=dtype, k=3)
