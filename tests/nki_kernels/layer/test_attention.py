@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import nki.isa as nisa
-import nki.language as nl
 import numpy as np
 import pytest
 
@@ -82,22 +80,6 @@ def test_cores_that_split_weights(dims: AttentionDims, split: str, monkeypatch: 
     monkeypatch.setattr(core_split, "MIN_BYTES_TO_SPLIT", 0 if split == "both" else (qkv.nbytes + out.nbytes) // 2)
     assert a.run(pages[1], lnc=2).tobytes() == right.tobytes()
     assert all(same(x, y) for x, y in zip(pages[0][0], pages[1][0], strict=True))
-
-
-@pytest.mark.parametrize("pipe", [core_split.HEADS_PIPE, core_split.ATTENDED_PIPE])
-def test_two_cores_need_the_other_s_half(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control for two cores that split weights: a half that is not received changes the result."""
-    a = draw_attention(AttentionDims(2, 2, 256, 2, 1, 96), "fp32")
-    monkeypatch.setattr(core_split, "MIN_BYTES_TO_SPLIT", 0)
-    right, exchange_halves = a.run(lnc=2), core_split.exchange_halves
-
-    def without(halves: Any, through: int) -> None:
-        exchange_halves(halves, through)
-        if through == pipe:
-            nisa.memset(dst=halves[:, 1 - nl.program_id(0), :], value=0.0)
-
-    monkeypatch.setattr(core_split, "exchange_halves", without)
-    assert a.run(lnc=2).tobytes() != right.tobytes()
 
 
 def test_pages_do_not_affect_bits() -> None:

@@ -14,7 +14,6 @@ from nki_kernels.layer.decode_layers import decode_layers_kernel
 from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp
 from nki_kernels.layer.pack_weights import pack, pack_gate_up
-from nkisim.errors import UnwrittenRead
 from nkisim.ranks import simulate_ranks
 from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, draw_mlp
 
@@ -109,13 +108,6 @@ def test_sums_over_ranks(world: int, lnc: int) -> None:
     assert [m.pools() for m in models] == [m.pools() for m in right]
     # negative control: without one rank's part
     assert by_halves(right[1:]).tobytes() != expected.tobytes()
-
-
-def test_cores_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: without the barrier one core loads what the other has not stored yet."""
-    monkeypatch.setattr(decode_layers, "all_reduce_partials", lambda part, groups: part)
-    with pytest.raises(UnwrittenRead, match="nobody wrote"):
-        decode_layers.decode_layers(*draw(WIDE, "fp32", 1).arguments(), lnc=2)
 
 
 @pytest.mark.parametrize("half", ["mlp", "attention"])

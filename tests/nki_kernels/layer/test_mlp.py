@@ -1,16 +1,24 @@
-"""The fused MLP against its law in fp64 and the model, and its bits."""
+"""The fused MLP and a prompt's products against their law in fp64 and the model; the bits of a row; packing.
+
+A prompt's MLP has decode's bits for every number of rows.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import nkisim
+from nki_kernels import tiles
 from nki_kernels.layer import law, mlp
 from nki_kernels.layer.mlp import decode_mlp, decode_mlp_kernel
+from nki_kernels.layer.pack_weights import BANK, pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import in_turn, same
+from tests.nki_kernels.attention.inputs import in_turn, normal, same
 from tests.nki_kernels.layer.inputs import MLP, as_fp64, draw_mlp, naive_mlp
 
 # rows, E, I: odd first; I with a rest of 32, 64 and 96 rows, less than one tile, and none; rows split in four
@@ -72,3 +80,49 @@ def test_small_weights_are_core_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
         results.append(ran.outputs.tobytes())
     assert busy == [{0, 1}, {0}]
     assert results[0] == results[1]
+
+
+# rows, E, I: odd first; two groups of tiles, a rest of 32 inner rows, rows split in four, blocks used tile by tile
+PROMPTS = [((130, 384, 250), "fp32"), ((1, 256, 96), "bf16"), ((130, 384, 250), "bf16"), ((1, 256, 96), "fp32"),
+          ((700, 256, 160), "bf16"), ((257, 4096, 64), "bf16"), ((130, 256, 5200), "fp32")]  # fmt: skip
+PROMPT_WAYS = [*PROMPTS[:2], *(pytest.param(*shape, marks=pytest.mark.slow) for shape in PROMPTS[2:])]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), PROMPT_WAYS, ids=str)
+def test_mlp_has_decode_s_bits(shape: tuple[int, int, int], dtype: str) -> None:
+    """Rows of one prompt on one core and on two, and as decode computes them, 100 at a time."""
+    m = draw_mlp(*shape, dtype)
+    x, *weights = m.operands()
+    out = prompt_mlp(x, *weights)
+    decoded = [decode_mlp(x[i : i + 100], *weights) for i in range(0, shape[0], 100)]
+    assert out.tobytes() == np.concatenate(decoded).tobytes()
+    assert out.tobytes() == prompt_mlp(x, *weights, lnc=2).tobytes()
+    assert is_close(out, naive_mlp(m), exact(m))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "dtype"), [(130, 384, "fp32"), pytest.param(300, 4096, "bf16", marks=pytest.mark.slow)]
+)
+def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
+    """Blocks as decode streams them; a row alone has the bits that it has among others."""
+    rng = np.random.default_rng(0)
+    x, out = normal(rng, dtype, rows, depth), normal(rng, dtype, 256, depth, size=depth**-0.5)
+    q, k, v = (normal(rng, dtype, n * 128, depth, size=depth**-0.5) for n in (2, 1, 1))
+    by_dim = x.reshape(rows, depth // 128, 128).swapaxes(1, 2).reshape(rows, depth)
+    qkv = np.concatenate([v, k, q])
+    for rows_x, weight, plain in ((x, pack_qkv(q, k, v, 128), qkv), (by_dim, pack_out(out, 128), out)):
+        y, (wide, matrix) = prompt_product(rows_x, weight), as_fp64(x, plain)
+        textbook = (x.astype(np.float32) @ plain.astype(np.float32).T).astype(x.dtype)
+        assert is_close(y, textbook, wide @ matrix.T)
+        assert prompt_product(rows_x, weight, lnc=2).tobytes() == y.tobytes()
+        assert prompt_product(rows_x[-1:].copy(), weight).tobytes() == y[-1:].tobytes()
+        assert prompt_product(rows_x, weight, 1).tobytes() == y[:, : weight.shape[2]].tobytes()
+
+
+def test_numpy_and_torch_alike_and_a_block_fills_at_most_a_bank() -> None:
+    gate, up = torch.arange(48.0).reshape(2, 6, 4).unbind()
+    assert np.array_equal(pack_gate_up(gate, up).numpy(), pack_gate_up(gate.numpy(), up.numpy()))
+    # the stored layout has a constant of its own, which the kernels' products must hold
+    assert BANK <= tiles.BANK
+    with pytest.raises(ValueError, match="an even number is needed"):
+        pack(np.zeros((3, 128), np.float32))

@@ -1,22 +1,120 @@
-"""The sample on a shard, the merge over shards, acceptance, weights above thresholds: token for token the law's."""
+"""Noise, sample, merge over shards, acceptance and weights above thresholds are those of the model and of their laws.
+
+The generator behind the noise is the model's, which has known answers in tests/model/test_sampling.py.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from model import sampling as model_sampling
 from model.ops import EAGER
+from model.sampling import gumbel_noise as model_noise
 from nki_kernels.limits import SUM_ROWS
 from nki_kernels.sampling import law
 from nki_kernels.sampling.accept_drafts import accept_drafts
 from nki_kernels.sampling.coupled_sample import coupled_sample
 from nki_kernels.sampling.gumbel_noise import gumbel_noise
 from nki_kernels.sampling.weights_above import weights_above
-from tests.nki_kernels.sampling.inputs import NO_FLOOR, SHAPES, WAYS, Dims, Inputs, draw, generator_rows, merged, one
+from tests.nki_kernels.attention.inputs import DTYPES
+
+NO_FLOOR = np.float32(-3.4028235e38)
+# ulps of fp32 by which two roundings of log(-log u) may differ
+ULPS = 4
+
+
+class Dims(NamedTuple):
+    """R rows of a shard of V ids from `start` on."""
+
+    R: int
+    V: int
+    start: int = 0
+    dtype: str = "fp32"
+
+
+# odd shapes first: odd shards at odd places, one row, all partitions; then a shard, the vocabulary and another shard
+SHAPES = [
+    Dims(5, 333, 7), Dims(3, 4747, 9495, "bf16"), Dims(1, 9, 1), Dims(128, 61, 151875, "bf16"), Dims(32, 4748, 14244),
+    Dims(4, 151936), Dims(7, 37984, 37984, "bf16"),
+]  # fmt: skip
+# the long ones and the other number of cores are slow
+WAYS = [
+    *((dims, 1 + n % 2) for n, dims in enumerate(SHAPES[:5])),
+    *(pytest.param(dims, 2 - n % 2, marks=pytest.mark.slow) for n, dims in enumerate(SHAPES)),
+    *(pytest.param(dims, 1 + n % 2, marks=pytest.mark.slow) for n, dims in enumerate(SHAPES[5:])),
+]
+
+
+@dataclass
+class Inputs:
+    """Operands in the kernels' layouts."""
+
+    logits: Any
+    noise: Any
+    temperature: Any
+    floor: Any
+    start: Any
+
+
+def draw(dims: Dims, seed: int = 0, spread: float = 3.0) -> Inputs:
+    """Normal logits, Gumbel noise; a third of the rows greedy, half of the others with a floor."""
+    rng = np.random.default_rng(seed)
+    logits = (spread * rng.standard_normal((dims.R, dims.V))).astype(DTYPES[dims.dtype])
+    noise = rng.gumbel(size=(dims.R, dims.V)).astype(np.float32)
+    temperature = rng.choice([0.0, 0.7, 1.3], (dims.R, 1)).astype(np.float32)
+    best = logits.astype(np.float32).max(1, keepdims=True)
+    floor = np.where(rng.random((dims.R, 1)) < 0.5, NO_FLOOR, best - 2).astype(np.float32)
+    return Inputs(logits, noise, temperature, floor, one(dims.start))
+
+
+def one(number: int) -> Any:
+    """A (1, 1) int32 operand."""
+    return np.array([[number]], np.int32)
+
+
+def generator_rows(rows: int, seed: int = 0) -> tuple[Any, Any]:
+    """seeds (R, 2) and positions (R, 1), the extremes among them."""
+    rng = np.random.default_rng(seed)
+    seeds = rng.integers(-(2**31), 2**31, (rows, 2)).astype(np.int32)
+    positions = rng.integers(0, 2**24, (rows, 1)).astype(np.int32)
+    seeds[0], positions[0] = 0, 0
+    seeds[-1], positions[-1] = -1, 2**24 - 1
+    return seeds, positions
+
+
+def merged(values: Any, ids: Any) -> Any:
+    """The smallest id of the best value over the first axis."""
+    return np.where(values == values.max(0), ids, np.iinfo(np.int32).max).min(0)
+
+
+@pytest.mark.parametrize(("dims", "lnc"), WAYS, ids=str)
+def test_noise(dims: Dims, lnc: int) -> None:
+    """The model's noise up to the rounding of the logarithms, on one core and on two."""
+    seeds, positions = generator_rows(dims.R)
+    noise = gumbel_noise(seeds, positions, one(dims.start), dims.V, 0, lnc=lnc)
+    ids = torch.arange(dims.start, dims.start + dims.V, dtype=torch.int32)
+    expected = model_noise(EAGER, torch.from_numpy(seeds), torch.from_numpy(positions[:, 0]), ids).numpy()
+    # log(-log u) near u = 1 / e is small against its terms: an ulp of 1 bounds it there
+    assert (np.abs(noise - expected) <= ULPS * np.spacing(np.maximum(np.abs(expected), 1))).all()
+    for row in range(0, dims.R, 40):
+        secret = tuple(map(int, seeds[row].view(np.uint32)))
+        part = law.gumbel_noise(secret, int(positions[row, 0]), range(dims.start, dims.start + 6))
+        assert np.abs(noise[row, :6] - part).max() <= ULPS * np.spacing(np.float32(16))
+
+
+def test_bits_of_noise_do_not_depend_on_the_launch() -> None:
+    """A row's noise alone, with others, on a shard or on all ids, on one core or two; domains differ."""
+    seeds, positions = generator_rows(9)
+    whole = gumbel_noise(seeds, positions, one(0), 601, 0)
+    assert np.array_equal(gumbel_noise(seeds, positions, one(0), 601, 0, lnc=2), whole)
+    for start, columns in ((0, 300), (300, 301), (151, 77)):
+        part = gumbel_noise(seeds[4:5].copy(), positions[4:5].copy(), one(start), columns, 0)
+        assert np.array_equal(part, whole[4:5, start : start + columns])
+    assert not (gumbel_noise(seeds, positions, one(0), 601, 1) == whole).any()
 
 
 def run(x: Inputs, **options: Any) -> tuple[Any, Any]:
@@ -61,52 +159,13 @@ def test_a_floor_keeps_the_logit_that_equals_it(dtype: str) -> None:
     assert np.array_equal(merged(*run(x)), x.logits.argmax(1) + 5)
 
 
-def test_greedy_rows_and_sampled_ones() -> None:
-    """Temperature 0 ignores the noise; the same noise moves a sampled row. All are the law's."""
-    x = draw(Dims(4, 1000))
-    x.temperature[:, 0], x.floor[:] = [0, 1, 0, 1], NO_FLOOR
-    ids = merged(*run(x))
-    rows = [law.RowParameters(float(t)) for t in x.temperature[:, 0]]
-    assert list(ids) == [law.coupled_sample(*row) for row in zip(x.logits, x.noise, rows, strict=True)]
-    assert list((ids == x.logits.argmax(1))[[0, 2]]) == [True, True]
-    assert not (ids == x.logits.argmax(1)).all()
-
-
-def test_bits_do_not_depend_on_neighbours() -> None:
+def test_bits_of_a_sample_do_not_depend_on_neighbours() -> None:
     x = draw(Dims(32, 501, 8))
     values, ids = run(x)
     for r in (0, 13, 31):
         alone = (a[r : r + 1].copy() for a in (x.logits, x.noise, x.temperature, x.floor))
         value, token = run(Inputs(*alone, x.start))
         assert (value[:, 0], token[:, 0]) == (values[:, r], ids[:, r])
-
-
-@pytest.mark.parametrize("columns", [2373, *(pytest.param(n, marks=pytest.mark.slow) for n in (4748, 151936))])
-def test_tokens_of_a_seed_are_the_model_s(columns: int) -> None:
-    """Noise kernel, sample kernel and merge over shards of one vocabulary, against model/sampling.py."""
-    vocabulary, rows = 151936, 6
-    seeds, positions = generator_rows(rows, 5)
-    logits = (4 * np.random.default_rng(8).standard_normal((rows, vocabulary))).astype(np.float32)
-    temperature = np.array([[0.6], [1.0], [0.0], [1.4], [0.9], [2.0]], np.float32)
-    starts = [0, 75967, vocabulary - columns] if columns < vocabulary else [0]
-
-    def sampled(seeds: Any, start: int) -> Any:
-        part = logits[:, start : start + columns].copy()
-        noise = gumbel_noise(seeds, positions, one(start), columns, 0)
-        return coupled_sample(part, noise, temperature, np.full((rows, 1), NO_FLOOR), one(start))
-
-    values, ids = (np.concatenate(parts) for parts in zip(*(sampled(seeds, start) for start in starts), strict=True))
-    seen = np.full_like(logits, -1e30)
-    for start in starts:
-        seen[:, start : start + columns] = logits[:, start : start + columns]
-    parameters = model_sampling.SamplingParams(torch.from_numpy(temperature[:, 0]), torch.from_numpy(seeds), None)
-    places, every_id = torch.from_numpy(positions[:, 0]), torch.arange(vocabulary, dtype=torch.int32)
-    noise_RV = model_sampling.gumbel_noise(EAGER, parameters.seed_R2, places, every_id)
-    drawn = model_sampling.sample(EAGER, torch.from_numpy(seen), parameters, noise_RV)
-    assert np.array_equal(merged(values, ids), drawn.numpy())
-    # negative control: other seeds
-    others = np.stack([generator_rows(rows, 6)[0][:, 0], seeds[:, 1]], 1)
-    assert not np.array_equal(sampled(others, starts[0])[1], ids[:1])
 
 
 @pytest.mark.parametrize(("shards", "batch", "rows"), [(3, 5, 7), (64, 4, 8), (1, 1, 2), (128, 32, 16), (5, 9, 1)])

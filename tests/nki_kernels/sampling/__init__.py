@@ -1,1 +1,0 @@
-"""Noise, draw and acceptance: against their laws, what they refuse."""
