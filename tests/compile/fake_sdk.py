@@ -123,11 +123,7 @@ def all_gather(value: torch.Tensor, dim: int, groups: list[list[int]], pin_layou
 
 def install(patch: pytest.MonkeyPatch) -> None:
     """Put NxD and torch_xla into sys.modules."""
-    for name, members in {
-        "torch_xla.core.xla_model": {"REDUCE_SUM": "sum", "all_reduce": all_reduce, "all_gather": all_gather},
-        "neuronx_distributed.trace.model_builder": {
-            "ModelBuilder": ModelBuilder,
-            "BaseModelInstance": BaseModelInstance,
-        },
-    }.items():
-        patch.setitem(sys.modules, name, SimpleNamespace(**members))
+    xla = SimpleNamespace(REDUCE_SUM="sum", all_reduce=all_reduce, all_gather=all_gather)
+    patch.setitem(sys.modules, "torch_xla.core.xla_model", xla)
+    nxd = SimpleNamespace(ModelBuilder=ModelBuilder, BaseModelInstance=BaseModelInstance)
+    patch.setitem(sys.modules, "neuronx_distributed.trace.model_builder", nxd)

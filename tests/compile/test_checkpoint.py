@@ -89,29 +89,25 @@ def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
     raw = BASE | {"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": 32}
     config = config_from_dict(raw | {"intermediate_size": 32, "tie_word_embeddings": True}, "draft")
     tensors = {n: torch.zeros(s) for n, s in checkpoint_shapes(config).items()}
-    of = "model.layers.0.self_attn.{}_proj.weight"
     heads, groups = torch.arange(1.0, 17).repeat_interleave(8), torch.arange(1.0, 9).repeat_interleave(8)
-    tensors[of.format("q")] += heads[:, None]
-    tensors[of.format("o")] += heads
-    for which in "kv":
-        tensors[of.format(which)] += groups[:, None]
+    numbers = {"q": heads[:, None], "o": heads, "k": groups[:, None], "v": groups[:, None]}
+    for which, values in numbers.items():
+        tensors[f"model.layers.0.self_attn.{which}_proj.weight"] += values
     tensors["model.layers.0.mlp.down_proj.weight"] += torch.arange(32.0)
-    tensors["model.embed_tokens.weight"] += torch.arange(1024.0).view(32, 32)
+    embedding = tensors["model.embed_tokens.weight"].copy_(torch.arange(1024.0).view(32, 32))
     save_file(tensors, tmp_path / "model.safetensors")
     opened = Checkpoint(tmp_path, config)
     for rank in range(32):
         shard = shard_of(opened, rank, 32, torch.float32, Packing())
         group, place = divmod(rank, 4)
         head = 2 * group + place + 1 if place < 2 else 0
-        attention = "layers.0.self_attn."
-        assert torch.equal(shard[attention + "q_proj.weight"], torch.full((8, 32), float(head)))
-        assert torch.equal(shard[attention + "o_proj.weight"], torch.full((32, 8), float(head)))
-        for which in "kv":
-            assert torch.equal(shard[attention + f"{which}_proj.weight"], torch.full((8, 32), group + 1.0))
+        for which, number in (("q", head), ("o", head), ("k", group + 1), ("v", group + 1)):
+            shape = (32, 8) if which == "o" else (8, 32)
+            assert torch.equal(shard[f"layers.0.self_attn.{which}_proj.weight"], torch.full(shape, float(number)))
         assert torch.equal(shard["layers.0.mlp.down_proj.weight"], torch.full((32, 1), float(rank)))
         # a tied head is cut by rows, the embedding by columns
-        assert torch.equal(shard["lm_head.weight"], tensors["model.embed_tokens.weight"][rank : rank + 1])
-        assert torch.equal(shard["embed_tokens.weight"], tensors["model.embed_tokens.weight"][:, rank : rank + 1])
+        assert torch.equal(shard["lm_head.weight"], embedding[rank : rank + 1])
+        assert torch.equal(shard["embed_tokens.weight"], embedding[:, rank : rank + 1])
 
 
 def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:

@@ -71,9 +71,8 @@ def test_a_graph_that_is_not_what_is_planned_is_not_built(base: Path, monkeypatc
     monkeypatch.setattr(compile.graph.trace, "lower_graph", lambda *_: proto)
     assert list(lower_graphs(plan.spec, [graph])) == [(graph, proto)]
     other = next(g for g in plan.graphs if g.weights != graph.weights)
-    refused(
-        lambda: list(lower_graphs(plan.spec, [graph, other])), f"{other.file} is not what is planned: ", "report it"
-    )
+    said = f"{other.file} is not what is planned: ", "report it"
+    refused(lambda: list(lower_graphs(plan.spec, [graph, other])), *said)
 
 
 def _all(module: Any) -> list[Any]:

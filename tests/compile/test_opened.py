@@ -162,9 +162,8 @@ def test_what_is_no_file_is_a_sentence(bundle: Path, name: str, odd: str, monkey
         monkeypatch.setenv(VARIABLE, "any")
     (bundle / name).unlink(missing_ok=True)
     ODD[odd](bundle / name)
-    refused(
-        lambda: _ids(bundle), f"{name} {'is a link' if odd == 'endless' else 'cannot be read (is no regular file)'}"
-    )
+    said = "is a link" if odd == "endless" else "cannot be read (is no regular file)"
+    refused(lambda: _ids(bundle), f"{name} {said}")
 
 
 def _added(number: int) -> dict[str, Any]:

@@ -1,28 +1,35 @@
 """Bundles of several ranks and of NKI kernels: the tokens of one rank's reference, and what their graphs exchange.
 
-Ranks are virtual devices, kernels are simulated. Requests of a batch are greedy, sampled and filtered.
+Ranks are virtual devices, kernels are simulated. A process chooses its number of devices once: a bundle of more ranks
+runs in `python -m tests.compile.test_ranks MAX_TOKENS BUNDLE...`, which prints a JSON list of its tokens.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
-import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
-from jaxlib import xla_client
-from jaxlib._hlo import HloModule
 
 from compile.graph.trace import lower_graph
+from compile.recipes import ROOT
 from model.approx_filters import STEPS
 from model.graph_key import GraphKey, Stage
-from tests.compile.run_requests import tokens, tokens_of_process
 from tests.compile.tiny import spec, write_model
-from tests.model.family import untraced
+from tests.model.family import AsTheyRun, untraced
 from trnspec.bundle import hlo
+from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
+from trnspec.engine.request import Params, Request
 
 # 8 kv heads as Qwen3-14B and the drafts: 32 ranks store each four times. 40 query heads, whose groups of five fill the
 # places of eight, and a draft of 16, which 32 ranks pad with zero heads
@@ -33,6 +40,12 @@ SHARDED = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_si
 PACKED = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 2,
           "head_dim": 128}  # fmt: skip
 STEP = GraphKey(Stage.STEP, 1, 128)
+# greedy, sampled and filtered
+REQUESTS = [
+    Request((3, 5, 7), Params(), 16),
+    Request((9, 2, 40, 41, 6), Params(1.0, 0, 1.0, 0.0, 5), 16),
+    Request((11,), Params(0.7, 8, 0.9, 0.0, 2**40), 12),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +62,21 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _built(base: Path, **changes: Any) -> Path:
     return untraced(spec(base, "-".join(map(str, changes.values())), k=1, batch=3, **changes))
+
+
+def tokens(bundle: Path, max_tokens: int) -> list[list[int]]:
+    """The ids of each request, at most so many."""
+    opened = read_bundle(bundle)
+    requests = [dataclasses.replace(r, max_new_tokens=min(r.max_new_tokens, max_tokens)) for r in REQUESTS]
+    return [r.ids for r in Engine(AsTheyRun(opened), engine_config(opened)).run(requests)]
+
+
+def tokens_of_process(bundles: list[Path], max_tokens: int) -> list[list[list[int]]]:
+    """The same of each bundle, in one new process."""
+    command = [sys.executable, "-m", __name__, str(max_tokens), *map(str, bundles)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    found: list[list[list[int]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.slow
@@ -75,12 +103,13 @@ def _lowered(base: Path, key: GraphKey = STEP, **changes: Any) -> bytes:
     return lower_graph(plan.spec, plan.by_key[key])
 
 
+def _all(proto: bytes) -> list[Any]:
+    return [i for computation in hlo.parse(proto).computations for i in computation.instructions]
+
+
 def _gathered(proto: bytes) -> list[list[int]]:
     """The result's shape of every all-gather of a graph."""
-    text = xla_client.XlaComputation(proto).as_hlo_text()
-    found = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)
-    assert len(found) == text.count(" all-gather(")
-    return [[int(n) for n in shape.split(",")] for shape in found]
+    return [[*i.shape.dimensions] for i in _all(proto) if i.opcode == "all-gather"]
 
 
 def _collectives(proto: bytes) -> Counter[str]:
@@ -111,12 +140,9 @@ def test_no_logit_crosses_the_ranks(base: Path) -> None:
 
 def _operands(proto: bytes, kernel: str) -> list[str]:
     """The opcodes of what the first launch of a kernel is given, in order."""
-    text = HloModule.from_serialized_hlo_module_proto(proto).to_string()
-    made = dict(re.findall(r"^ *(?:ROOT )?%?(\S+) = .*? ([a-z-]+)\(", text, re.MULTILINE))
-    calls = (line for line in text.splitlines() if "custom-call(" in line and f'"{kernel}' in line.replace("\\", ""))
-    given = re.search(r"custom-call\((.*?)\), custom_call_target", next(calls))
-    assert given is not None
-    return [made[re.split(r"[%/ ]", name)[-1]] for name in given[1].split(", ")]
+    opcodes = {i.id: i.opcode for i in _all(proto)}
+    call = next(i for i in _all(proto) if i.opcode == "custom-call" and f'"{kernel}'.encode() in i.backend_config)
+    return [opcodes[operand] for operand in call.operand_ids]
 
 
 def test_packed_weights_are_given_as_they_are(base: Path) -> None:
@@ -129,3 +155,9 @@ def test_packed_weights_are_given_as_they_are(base: Path) -> None:
     assert weights == ["parameter"] * 3
     assert rows != "parameter"
     assert _operands(proto, "decode_attention")[4:6] == ["parameter"] * 2
+
+
+if __name__ == "__main__":
+    paths = [Path(name) for name in sys.argv[2:]]
+    jax.config.update("jax_num_cpu_devices", max(read_bundle(path).spec.tp for path in paths))
+    print(json.dumps([tokens(path, int(sys.argv[1])) for path in paths]))

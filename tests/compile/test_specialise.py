@@ -1,21 +1,33 @@
-"""NKI kernels in NEFFs: the vendor's form of each call, over a stand-in of its seam, and bundles without it."""
+"""NKI kernels in NEFFs: the vendor's form of each call, over a stand-in of its seam, and bundles without it.
+
+The stand-in is of the private seam by which frameworks specialise kernels with the vendor's `nki`, as nkipy calls it.
+It makes no IR: each file says that it is a stand-in. Names, results and aliases are those of the kernel, which nkisim
+runs on zeros. Form of the configuration: zml/zml and aws-neuron/nkipy.
+"""
 
 from __future__ import annotations
 
 import base64
+import inspect
 import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import nkisim
 from compile.build import build
 from compile.doctor import findings
 from compile.neuron import specialise
 from compile.neuron.specialise import KERNELS_FOLDER
 from model.nki.launches import LNC, TARGET
 from model.nki.table import KERNELS
-from tests.compile import fake_nki, fake_sdk
+from tests.compile import fake_sdk
 from tests.compile.tiny import refused, spec
 from tests.model.family import untraced
 from trnspec.bundle import hlo
@@ -23,6 +35,82 @@ from trnspec.bundle.opening import Bundle, damage, read_bundle
 from trnspec.runtime.xla import XlaRunner
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
+VERSION = "0.7.0+stand-in"
+# names of the kernels that were specialised, and aliases that each gets in addition
+SPECIALISED: list[str] = []
+ALIASES: dict[int, int] = {}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What `nki.jit` gives there."""
+
+    func: Callable[..., Any]
+    lnc: int = 1
+    schedule: tuple[Any, ...] = ()
+    _enable_backend_opt: bool = False
+
+
+@dataclass(frozen=True)
+class CompileKernel(Kernel):
+    target: str = ""
+    artifacts_dir: str = ""
+    _frontend_cls: Any = field(default=SimpleNamespace)
+
+    def _compile_opts(self) -> Any:
+        return SimpleNamespace(target=self.target)
+
+    def _cached_compile_to_bir(self, *, frontend: Any, inputs: dict[str, Any], compile_opts: Any) -> Any:
+        SPECIALISED.append(self.func.__name__)
+        assert list(inputs) == list(inspect.signature(self.func).parameters)
+        assert not any(isinstance(value, (tuple, list)) for value in inputs.values()), "only top-level tensors count"
+        config = _config(self, {n: np.zeros_like(v) if isinstance(v, np.ndarray) else v for n, v in inputs.items()})
+        return SimpleNamespace(build_config=lambda: config)
+
+
+def _config(kernel: CompileKernel, inputs: dict[str, Any]) -> Any:
+    tensors = [name for name, value in inputs.items() if isinstance(value, np.ndarray)]
+    aliases: dict[int, int] = {}
+
+    def traced(*given: Any) -> Any:
+        found, fresh = kernel.func(*given), []
+        for at, value in enumerate(found if isinstance(found, tuple) else (found,)):
+            same = [name for name, one in zip(inputs, given, strict=True) if one is value]
+            if same:
+                aliases[tensors.index(same[0])] = at
+            else:
+                fresh.append(value)
+        return tuple(fresh)
+
+    outputs = list(nkisim.simulate(nkisim.jit(traced)[kernel.lnc])(*inputs.values()))
+    for operand, at in sorted(aliases.items(), key=lambda pair: pair[1]):
+        outputs.insert(at, inputs[tensors[operand]])
+    names = [f"output{at}" for at in range(len(outputs))]
+    for operand, at in aliases.items():
+        names[at], tensors[operand] = tensors[operand], f"{tensors[operand]}.must_alias_input"
+    file = Path(kernel.artifacts_dir) / f"{kernel.func.__name__}.bir"
+    file.write_text(f"a stand-in of {kernel.func.__name__} on {kernel.lnc} cores: no IR\n", encoding="utf-8")
+    binary = {
+        "binary": str(file), "input_names": tensors, "output_names": names, "version_identifier": VERSION,
+        "aliases": [[tensors[operand], names[at]] for operand, at in aliases.items()],
+    }  # fmt: skip
+    call = {
+        "func_name": kernel.func.__name__, "platform_target": kernel.target, "kernel_format": "bir",
+        "kernel_version": 1, "klir_binary": binary, "grid": [kernel.lnc], "has_collectives": False, "mac_count": 0,
+    }  # fmt: skip
+    return SimpleNamespace(
+        backend_config_b64=base64.b64encode(json.dumps(call).encode()),
+        output_specs=[SimpleNamespace(shape=o.shape, dtype=o.dtype) for o in outputs],
+        operand_output_aliases=aliases | ALIASES,
+        has_collectives=False,
+    )
+
+
+def find_nki(patch: pytest.MonkeyPatch) -> None:
+    """Let the seam be found, and our kernels be what the vendor's `nki.jit` would have made of them."""
+    patch.setitem(sys.modules, "nki.framework.compiled", SimpleNamespace(CompileKernel=CompileKernel))
+    for name, kernel in KERNELS.items():
+        patch.setitem(KERNELS, name, Kernel(kernel.fn))
 
 
 def _calls(module: Any) -> list[Any]:
@@ -35,10 +123,10 @@ def made(base: Path) -> tuple[Bundle, int]:
     with pytest.MonkeyPatch.context() as patch:
         fake_sdk.write_compiler(base / "bin")
         patch.setenv("PATH", str(base / "bin"), prepend=":")
-        fake_nki.install(patch)
-        fake_nki.SPECIALISED.clear()
+        find_nki(patch)
+        SPECIALISED.clear()
         bundle = read_bundle(build(spec(base, "specialised", **CALLING)))
-        count = len(fake_nki.SPECIALISED)
+        count = len(SPECIALISED)
         again = read_bundle(build(spec(base, "specialised", **CALLING)))
         assert again.manifest.digest == bundle.manifest.digest
     return again, count
@@ -99,8 +187,8 @@ def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: 
         ("ALIASES", {0: 0}, ["nki gives ", " the results ", " 0: 0} and the cores [2], the graph has"]),
     ):
         with monkeypatch.context() as patch:
-            fake_nki.install(patch)
-            patch.setattr(fake_nki, name, value)
+            find_nki(patch)
+            patch.setitem(globals(), name, value)
             refused(lambda: specialise.specialised(proto, tmp_path, {}), *said)
 
 

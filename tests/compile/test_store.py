@@ -208,12 +208,9 @@ def test_a_wrong_object_is_named_and_mended(bundle: Path, store_of: str, tmp_pat
         with stored.open("xb") as file:
             file.truncate(1 << 40)
 
-    mend = f"delete {stored} and push the bundle again"
+    mend = f"its sha256 differs); try again, and if it stays so, delete {stored} and push the bundle again"
     for damage, said in (
-        (
-            lambda: stored.write_bytes(content[:-1] + b"?"),
-            f"its sha256 differs); try again, and if it stays so, {mend}",
-        ),
+        (lambda: stored.write_bytes(content[:-1] + b"?"), mend),
         (stored.touch, "has 0 bytes, not "),
         (sparse, f"has {1 << 40} bytes, not "),
         (lambda: os.mkfifo(stored), "is gone; push the bundle again"),
