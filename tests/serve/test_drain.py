@@ -50,13 +50,9 @@ async def status(of: DrainMiddleware, method: str, path: str, root_path: str = "
     return int(sent[0]["status"])
 
 
-CALLS = {
-    ("GET", "/health"): 503,
-    ("POST", "/v1/completions"): 503,
-    ("GET", "/metrics"): 200,
-    ("GET", "/v1/models"): 200,
-    ("GET", "/api/health", "/api"): 503,
-}
+# method, path and root path of a call, and its status after a signal
+CALLS = {("GET", "/health"): 503, ("POST", "/v1/completions"): 503, ("GET", "/metrics"): 200,
+         ("GET", "/v1/models"): 200, ("GET", "/api/health", "/api"): 503}  # fmt: skip
 
 
 async def statuses(signal_: signal.Signals) -> tuple[list[int], list[int]]:
