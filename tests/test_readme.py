@@ -55,15 +55,10 @@ def test_links_and_names_exist(page: str) -> None:
 
 
 def test_the_check_finds_what_is_missing() -> None:
-    assert wrong_links("README.md", "[a](docs/none.md) [b](docs/decisions.md#none) [c](docs/serving.md)") == [
-        "docs/none.md",
-        "docs/decisions.md#none",
-    ]
-    assert wrong_names("`make none` `make test` python -m bench.none `model/none.py` `trnspec/llm.py`") == [
-        "bench.none",
-        "model/none.py",
-        "none",
-    ]
+    links = "[a](docs/none.md) [b](docs/decisions.md#none) [c](docs/serving.md)"
+    assert wrong_links("README.md", links) == ["docs/none.md", "docs/decisions.md#none"]
+    names = "`make none` `make test` python -m bench.none `model/none.py` `trnspec/llm.py`"
+    assert wrong_names(names) == ["bench.none", "model/none.py", "none"]
 
 
 def _commands() -> list[str]:

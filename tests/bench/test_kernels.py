@@ -1,4 +1,4 @@
-"""`python -m bench.kernels`: rows, table, selection, and the seam to a device."""
+"""`python -m bench.kernels`: every case under the simulator's strict laws; rows, table, selection, a device's seam."""
 
 from __future__ import annotations
 
@@ -9,26 +9,55 @@ from types import ModuleType
 import pytest
 
 from bench.kernels import __main__ as kernels
+from bench.kernels.case import Case
 from bench.kernels.cases import CASES
 from bench.kernels.explain import prompt_bound_ns, sums_ns
+from bench.kernels.layer import MANY_LAYERS
 from model.errors import UserError
 from nkisim.timeline.costs.dma import collective_ns
 from nkisim.timeline.trn2 import TRN2
 
 SMALL = "accept_drafts_kernel/M32-B4-N8"
 BY_NAME = {case.full_name: case for case in CASES}
+KIB = 1024
+
+
+# more layers run the instructions of two again
+@pytest.mark.parametrize(
+    "case",
+    [
+        # a long prompt's products are simulated in ten seconds, those of all 8B on one rank in five
+        pytest.param(case, marks=pytest.mark.slow)
+        if "prompt_mlp" in case.full_name and ("C2048" in case.name or "8B-tp1" in case.name)
+        else case
+        for case in CASES
+        if case not in MANY_LAYERS
+    ],
+    ids=lambda case: case.full_name,
+)
+def test_runs_and_fits(case: Case) -> None:
+    row, geometry = kernels.simulate(case), TRN2.geometry
+    peaks = row["peak_bytes_per_partition"]
+    assert 0 < peaks["sbuf"] <= geometry.sbuf_bytes_per_partition == 224 * KIB
+    assert peaks["psum"] <= geometry.psum_banks * geometry.psum_bank_bytes == 16 * KIB
+    assert 0 < row["us_low"] <= row["us"] <= row["us_high"]
+    # at least what the work needs moves, at most as much again and the small operands; a prompt's 512 rows at a time
+    # read the weights anew, and of an MLP whose inner rows fill SBUF each 128 (8B on one rank) or 256 of the 2048
+    name = case.full_name
+    long_rows = {"prompt_mlp_kernel/8B-tp1-C2048": 16, "prompt_mlp_kernel/32B-tp4-C2048": 9}
+    times = long_rows.get(name.removesuffix("-lnc2"), 4 if name.startswith("prompt_") else 2)
+    assert row["hbm_bytes"] <= row["moved_bytes"] <= times * row["hbm_bytes"] + 64 * KIB
+    assert 0 < row["roofline_share"] < 1
 
 
 def test_a_json_row_says_where_its_number_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     kernels.main(["--json", "--only", SMALL])
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert row["source"] == "simulated"
-    assert 0 < row["us_low"] <= row["us"] <= row["us_high"]
     # values and ids of 32 shards, drafts, limits
     assert row["hbm_bytes"] == 2 * 32 * 4 * 8 * 4 + 4 * 7 * 4 + 4 * 4
     assert row["hbm_bytes"] <= row["moved_bytes"] < 1.05 * row["hbm_bytes"]
     assert row["roofline_us"] == pytest.approx(row["roofline_share"] * row["us"])
-    assert 0 < row["peak_bytes_per_partition"]["sbuf"] < 224 * 1024
 
 
 @pytest.mark.parametrize("flags", [["--only", "nothing"], ["--explain"], ["--recording", "x"], ["--picture", "x"]])

@@ -1,4 +1,4 @@
-"""`python -m bench.tune`: the best k by brute force, the bills of passes, remembered times, files of traces, claims."""
+"""`python -m bench.tune`: the best k by brute force, the bills of passes, remembered times, traces, claims."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import random
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from bench import demo
+from bench.demo import Prompt
 from bench.kernels.layer import Shard
 from bench.tune import __main__ as command
-from bench.tune import acceptance, article, choose, drafters, first_token, passes
+from bench.tune import acceptance, article, choose, drafters, first_token, passes, trace
 from bench.tune.acceptance import KNOWN, Acceptance, at_rate
 from bench.tune.drafters import DRAFTERS, Setup
 from model.errors import UserError
 from nkisim.timeline.chip import CASES
 from nkisim.timeline.trn2 import TRN2
+from trnspec.llm import Output
 
 
 @pytest.fixture
@@ -148,3 +153,37 @@ def test_verdicts_on_the_article_and_the_bound_of_the_first_token(monkeypatch: p
     assert [verdict(c) for c in ("about 45 ms", "no benefit", "k = 15")] == ["inside the band", "holds", "holds"]
     # 64 layers of 4.153 GFLOP for 128 rows at 2 x 78.6 TFLOP/s, and scores
     assert 1 < first_token.first_token(4096)[1] / (32 * 64 * 4.153 / 157.2) < 1.1
+
+
+PROMPTS = [Prompt("a", "structured", "x"), Prompt("b", "structured", "y"), Prompt("c", "open", "z")]
+# accepted drafts by position and steps of each prompt
+ACCEPTED = {"x": ((2, 1), 2), "y": ((1,), 2), "z": ((0, 0), 3)}
+
+
+def _generate(texts: list[str], params: list[Any], max_new_tokens: int) -> list[Output]:
+    assert [p.seed for p in params] == list(range(len(texts)))
+    return [Output([1] * max_new_tokens, steps=ACCEPTED[t][1], accepted=[*ACCEPTED[t][0]]) for t in texts]
+
+
+def test_shares_are_of_all_steps_and_the_tuner_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = mock.MagicMock()
+    monkeypatch.setattr(trace, "LLM", llm)
+    monkeypatch.setattr(demo, "prompts", lambda: PROMPTS)
+    opened = llm.return_value.__enter__.return_value
+    opened.bundle.spec, opened.generate = SimpleNamespace(k=2, drafter="chain"), _generate
+    flags = ["--bundle", "pair", "--out", str(tmp_path / "a.json")]
+    trace.main(flags)
+    read = {known.workload: known.shares for known in acceptance.read(tmp_path / "a.json")}
+    of_each = {"structured": (0.75, 0.25), "open": (0.0, 0.0)}
+    assert read == {f"{entropy}, T {t}": of_each[entropy] for t in ("0", "0.6", "1") for entropy in of_each}
+    opened.bundle.spec.k = 0
+    with pytest.raises(UserError, match="give the bundle of a pair"):
+        trace.main(flags)
+
+
+def test_prompts_of_a_file(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.txt").write_text("one\n\ntwo\n")
+    assert [(p.entropy, p.text) for p in demo.prompts_of(file)] == [("mine", "one"), ("mine", "two")]
+    file.write_bytes(b"\n")
+    with pytest.raises(UserError, match="holds no prompt"):
+        demo.prompts_of(file)
