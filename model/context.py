@@ -50,8 +50,7 @@ class Context:
 
     def gumbel_noise(self, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
         """(R, V) the noise of a shard's ids; see `model.sampling.gumbel_noise`."""
-        noise_RV: Tensor = self.ops.shared(sampling.gumbel_noise, seed_R2, position_R, shard.ids_V)
-        return noise_RV
+        return self.ops.shared(sampling.gumbel_noise, seed_R2, position_R, shard.ids_V)
 
     def sample(self, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor, shard: VocabShard) -> ShardArgmax:
         """(M, R) the samples of R rows; see `model.sampling.sample`."""

@@ -129,11 +129,6 @@ def tensor_specs(declared: dict[str, str], **sizes: int) -> tuple[TensorSpec, ..
     return tuple(specs)
 
 
-def zero_inputs(**sizes: int) -> StepInputs:
-    """Inputs of zeros, numpy arrays to be filled in, given the size of each dim."""
-    return zeros_of(tensor_specs(INPUTS, **sizes))
-
-
 def zeros_of(tensors: Sequence[TensorSpec]) -> StepInputs:
     """A graph's inputs of zeros, numpy arrays."""
     return StepInputs(**{t.name: np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in tensors})

@@ -53,8 +53,7 @@ def shadowed() -> str:
 def platform() -> str | None:
     """vLLM's entry point: the server's platform. A command that names no bundle is left as it is if one is shadowed."""
     if not (sentence := shadowed()):
-        path: str | None = importlib.import_module("serve.plugin").platform()
-        return path
+        return importlib.import_module("serve.plugin").platform()
     if any((Path(argument.partition("=")[2] or argument) / "manifest.json").is_file() for argument in sys.argv[1:]):
         print(f"error: {sentence}", file=sys.stderr)
         raise SystemExit(2)

@@ -136,8 +136,7 @@ def annotated(module: Any, graph: GraphSpec) -> bytes:
         taken.add(root.operand_ids[at])
     # an operand comes before its user
     body.instructions.sort(key=lambda i: i.id == body.root_id)
-    serialized: bytes = module.SerializeToString(deterministic=True)
-    return serialized
+    return module.SerializeToString(deterministic=True)
 
 
 def io_names(instruction: Any) -> list[str]:

@@ -129,8 +129,7 @@ class BundleSpec:
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
     def as_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return values
+        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
