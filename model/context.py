@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from model import attention, logprobs, sampling
+from model import attention, sampling
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.ops import EAGER, Ops
@@ -60,10 +60,6 @@ class Context:
     def all_gather_vocab(self, x_RC: Tensor) -> Tensor:
         """The numbers of all ranks that have a part of the logits, side by side: here every rank has all logits."""
         return x_RC
-
-    def logprobs(self, logits_RV: Tensor, own_R: Tensor, shard: VocabShard) -> Tensor:
-        """(R, C) see `model.logprobs.logprobs`."""
-        return logprobs.logprobs(self.ops, logits_RV, own_R, shard.ids_V, self.all_gather_vocab)
 
     def accept(self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's samples (M, B, N)."""

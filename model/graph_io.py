@@ -16,8 +16,6 @@ from model.dtypes import BY_NAME
 from model.filters import Filters
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import TensorSpec
-from model.logits_processors import LogitsProcessors
-from model.parallel import VocabShard
 from model.sampling import SamplingParams
 
 
@@ -60,10 +58,6 @@ class StepInputs(NamedTuple):
         """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
         return SamplingParams(temperature, self.seeds, Filters(top_k, top_p, self.min_p) if filters else None)
-
-    def processors(self, counts_B1V: Any, shard: VocabShard) -> LogitsProcessors:
-        """The sequences' logits processors for a shard's ids, in torch."""
-        return LogitsProcessors.of(self.allowed, self.penalties, (self.bias_ids, self.bias), counts_B1V, shard)
 
 
 class StepOutputs(NamedTuple):

@@ -7,18 +7,14 @@ from model.cache import Cache
 from model.drafter import DraftState, StepRows, write_slot
 from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.logits_processors import updated_counts
+from model.logits_processors import LogitsProcessors, updated_counts
 from model.speculative import Pair
 
 
 def run_stage(
-    pair: Pair,
-    key: GraphKey,
-    inputs: StepInputs,
-    state: DraftState,
-    caches: list[Cache],
+    pair: Pair, key: GraphKey, inputs: StepInputs, state: DraftState, caches: list[Cache],
     counts_B1V: Tensor | None = None,
-) -> Outputs:
+) -> Outputs:  # fmt: skip
     """The outputs of a graph. One for full sampling has counts of each slot's ids: see `model/logits_processors.py`."""
     model = pair.draft_model if key.stage is Stage.DRAFT else pair.target_model
     assert model is not None, "a drafter without a model has no graph"
@@ -28,7 +24,9 @@ def run_stage(
             before_B1V = inputs.prompt_token_counts.index_select(1, shard.ids_V)[:, None]
         elif shard.mapped_V is not None:
             before_B1V = model.ctx.all_gather_vocab(counts_B1V[:, 0]).index_select(1, shard.mapped_V)[:, None]
-        params = params._replace(processors=inputs.processors(before_B1V, shard))
+        bias = inputs.bias_ids, inputs.bias
+        processors = LogitsProcessors.of(inputs.allowed, inputs.penalties, bias, before_B1V, shard)
+        params = params._replace(processors=processors)
     if key.is_prefill:
         of_prompt = key.stage is Stage.PREFILL_LOGPROBS
         out: Outputs = pair.prefill(key.k, inputs, params, state, caches, of_prompt)

@@ -150,26 +150,22 @@ class LLM:
         self._events |= dict.fromkeys(places, events)
         try:
             while places:
+                # events of other prompts wait for their readers
                 while not events:
-                    self._step(engine)
+                    if engine is not self._engine:
+                        raise UserError(f"{self.bundle.path} was closed before this prompt was done; open it again")
+                    for new in engine.step():
+                        self._events[new.number].append(new)
                 event = events.popleft()
-                yield places[event.number], self._output(event.result) if event.result else None
-                if event.result:
-                    del places[event.number], self._events[event.number]
+                if (result := event.result) is None:
+                    yield places[event.number], None
+                    continue
+                yield places[event.number], Output(**vars(result), text=self.tokenizer.decode(result.ids))
+                del places[event.number], self._events[event.number]
         finally:
             for number in places:
                 engine.cancel(number)
                 self._events.pop(number, None)
-
-    def _step(self, engine: Engine) -> None:
-        """One step of all requests; events of other prompts wait for their readers."""
-        if engine is not self._engine:
-            raise UserError(f"{self.bundle.path} was closed before this prompt was done; open it again")
-        for event in engine.step():
-            self._events[event.number].append(event)
-
-    def _output(self, result: Result) -> Output:
-        return Output(**vars(result), text=self.tokenizer.decode(result.ids))
 
     @staticmethod
     def _checked(output: Output) -> Output:

@@ -187,11 +187,6 @@ class DFlash(Chain):
         return DraftState(self.model.context(chunk.taps_1SF, state.caches, chunk.meta))
 
     @classmethod
-    def passes(cls, k: int) -> list[int]:
-        # the verified rows, then the block, by the convention that has more rows
-        return [k + 1] * (1 + min(k, 1))
-
-    @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
         kinds = ("dflash", "dspark", "dflash2")
         return "dflash_config" in raw or "target_layer_ids" in raw or raw.get("speculators_model_type") in kinds

@@ -93,9 +93,5 @@ def accept_drafts(
     return accepted_BN, count_B1, next_B1, positions_B1 + count_B1
 
 
-IN_HLO: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    f.__name__: f
-    for f in (
-        accept_drafts, append_rows, coupled_sample, gumbel_noise, prompt_attention, verify_attention, weights_above,
-    )
-}  # fmt: skip
+_ALL = (accept_drafts, append_rows, coupled_sample, gumbel_noise, prompt_attention, verify_attention, weights_above)
+IN_HLO: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f in _ALL}

@@ -18,7 +18,7 @@ from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.config import Chunk, EngineConfig
 from trnspec.engine.masks import ConstrainedDraft, mask_fn
 from trnspec.engine.request import ERROR, Request, Result, Score
-from trnspec.engine.slots import Batch, BlockAllocator, Slot, SlotTable, prompt_inputs
+from trnspec.engine.slots import Batch, Slot, SlotTable, prompt_inputs
 from trnspec.runtime.runner import Runner
 
 
@@ -55,7 +55,8 @@ class Engine:
         self.step_k = step_k if step_k and self.speculative else AdaptiveK([config.k if self.speculative else 0])
         self.propose = propose if config.host_drafts and self.speculative else None
         self.slots, self.words = SlotTable(config.batch), mask_words(config.vocab_size)
-        self.blocks = BlockAllocator(config.pool) if owns_blocks else None
+        # block 0 is the null block
+        self.owns_blocks, self._free_blocks = owns_blocks, list(range(config.pool - 1, 0, -1))
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
         # the end of the last batch that was read, while there are active requests
@@ -120,16 +121,16 @@ class Engine:
         if not self._waiting or self.slots.full:
             return None
         number, request = self._waiting[0]
-        length = len(request.ids) + request.max_new_tokens
-        blocks = self.blocks.allocate(self.config.blocks(length)) if self.blocks else []
-        if blocks is None:
+        count = self.config.blocks(len(request.ids) + request.max_new_tokens)
+        if count > len(self._free_blocks):
             return None
         self._waiting.popleft()
-        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks=tuple(blocks))
+        blocks = tuple(self._free_blocks.pop() for _ in range(count))
+        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks=blocks)
 
     def _release(self, number: int) -> None:
-        if (slot := self.slots.get(number)) and self.blocks:
-            self.blocks.free(list(slot.blocks))
+        if self.owns_blocks and (slot := self.slots.get(number)):
+            self._free_blocks += slot.blocks[::-1]
         self.slots.free(number)
         if not self.busy:
             self._last_read = None

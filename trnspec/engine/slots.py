@@ -106,22 +106,6 @@ class Batch:
         return max(slot.position for slot in self.slots) + self.k + 1
 
 
-class BlockAllocator:
-    """Blocks 1 to pool - 1; block 0 is the null block."""
-
-    def __init__(self, pool: int) -> None:
-        self._free = list(range(1, pool))[::-1]
-
-    def allocate(self, count: int) -> list[int] | None:
-        """This number of blocks; None if fewer are free."""
-        if count > len(self._free):
-            return None
-        return [self._free.pop() for _ in range(count)]
-
-    def free(self, blocks: list[int]) -> None:
-        self._free += blocks[::-1]
-
-
 class SlotTable:
     """The slots of a batch."""
 
@@ -154,8 +138,8 @@ class SlotTable:
 
     def allocate(self, number: int, request: Request, allowed: MaskFn | None = None, **more: Any) -> Slot:
         """Give a request the next free slot; `more` are its blocks, and a result of what it had sampled before."""
-        slot = self._slots[number] = Slot(self._free.pop(), number, request, allowed, **more)
-        return slot
+        self._slots[number] = Slot(self._free.pop(), number, request, allowed, **more)
+        return self._slots[number]
 
     def free(self, number: int) -> None:
         """Free a request's slot, if it has one."""
