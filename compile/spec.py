@@ -16,7 +16,6 @@ from model.drafter import Drafter
 from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
-from trnspec.bundle.checkpoint import has_weights
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
@@ -129,7 +128,8 @@ class BuildSpec:
 
 
 def _has_weights(name_or_path: str) -> bool:
-    return name_or_path not in PRESETS and has_weights(Path(name_or_path))
+    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json")
+    return name_or_path not in PRESETS and any(any(Path(name_or_path).glob(pattern)) for pattern in patterns)
 
 
 def ks_of(text: str) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """What a model is built with: its tensor-parallel degree, a graph's operations, and the kernels of the step.
 
-`Context` has the kernels in torch, the definition that every backend must equal; `model/nki/context.py` overrides them
-with launches of NKI kernels.
+`Context` has the kernels in torch, the definition that a backend must equal; `model/nki/context.py` launches NKI ones.
 """
 
 from dataclasses import dataclass

@@ -12,11 +12,6 @@ from model.qwen3 import Qwen3
 _ROWS, _MAX_BLOCKS = 128, 1000
 
 
-def blocks(rows: int) -> int:
-    """How many blocks of a prompt's rows are scored one after the other."""
-    return min(-(-rows // _ROWS), _MAX_BLOCKS)
-
-
 def prompt_logprobs(
     target: Qwen3, chunk: PrefillChunk, next_prompt_id_1: Tensor, x_1SE: Tensor, sampled_1C: Tensor
 ) -> Tensor:
@@ -25,7 +20,8 @@ def prompt_logprobs(
     Those are `sampled_1C` where the next id is sampled: `next_prompt_id` below 0. Rows past the last are ignored.
     """
     rows = chunk.ids_1S.shape[1]
-    block, row_S = -(-rows // blocks(rows)), iota(rows, chunk.length_1)
+    blocks = min(-(-rows // _ROWS), _MAX_BLOCKS)
+    block, row_S = -(-rows // blocks), iota(rows, chunk.length_1)
     is_last_S = row_S == chunk.length_1 - 1
     next_S = torch.where(is_last_S, chunk.next_11[0], chunk.ids_1S.roll(-1, 1).squeeze(0))
 
@@ -37,5 +33,5 @@ def prompt_logprobs(
         return first_1 + block, scores_SC.index_put((index_R,), scores_RC)
 
     start = torch.zeros_like(chunk.length_1), torch.zeros_like(sampled_1C).expand(rows, -1)
-    scores_SC = target.ctx.ops.repeat(blocks(rows), fill, start)[1]
+    scores_SC = target.ctx.ops.repeat(blocks, fill, start)[1]
     return torch.where((is_last_S & (next_prompt_id_1 < 0))[:, None], sampled_1C, scores_SC)[None]

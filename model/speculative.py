@@ -59,7 +59,7 @@ class Pair(nn.Module):
         state = self.drafter.update(VerifyResult(rows, ids_BN, count_B1, next_B1, taps_BNF), state)
         next_positions_B = (rows.meta.positions_BN[:, :1] + count_B1)[:, 0]
         logprobs_BNC = self._logprobs(logits_BNV, samples, params)
-        return StepOutputs(accepted_BN, next_B1, next_positions_B, state, caches, logprobs_BNC)
+        return StepOutputs(accepted_BN, next_B1, next_positions_B, logprobs_BNC, state, caches)
 
     def prefill(
         self, k: int, inputs: StepInputs, params: SamplingParams, state: DraftState, caches: list[Cache],
@@ -83,7 +83,7 @@ class Pair(nn.Module):
         scores = self._logprobs(logits_11V, samples, params)
         if scores is not None and prompt_scores:
             scores = prompt_logprobs(target, chunk, inputs.next_prompt_id, x_1SE, scores[0])
-        return StepOutputs(F.pad(token_11, (0, k), value=-1), token_11, length_1, state, caches, scores)
+        return StepOutputs(F.pad(token_11, (0, k), value=-1), token_11, length_1, scores, state, caches)
 
     def _logprobs(self, logits_BNV: Tensor, samples: ShardArgmax, params: SamplingParams) -> Tensor | None:
         """(B, N, C) of the sampled ids; None in a graph without logits processors."""

@@ -5,8 +5,8 @@
     llm = LLM("bundles/demo")
     print(llm.generate("Count from 1 to 10:", Params(temperature=0.8, seed=7)).text)
 
-`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. A mistake of the
-user raises `UserError` with one sentence.
+`build(BuildSpec(...))` returns the folder of a new bundle; `verify(folder)` is the doctor's check. A user's mistake
+raises `UserError` with one sentence.
 """
 
 import importlib

@@ -47,8 +47,7 @@ from model.weights import REPLICATED, ROWS, Packing, Weight, decoder_weights
 class DFlashConfig(Qwen3Config):
     """The layers of a draft, those of a Qwen3 of the target's hidden size, and the block that it was trained with.
 
-    `taps` are the target's states that the context is made of, as transformers counts them; `markov_rank` is 0 without
-    a Markov head.
+    `taps`: the target's states in the context, as transformers counts them; `markov_rank`: 0 without a Markov head.
     """
 
     block_size: Annotated[int, Range(2, 32)]

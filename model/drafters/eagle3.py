@@ -9,8 +9,7 @@ the embedding of token j + 1, at position j; its output x[j] gives the logits of
 
 `update` runs the layer over all verified rows: those past the last accepted one are garbage, at the next input id's
 position p' and on. The state is x of the last accepted row, from which `propose` samples the first draft; its k - 1
-passes of one row write p', p' + 1, ... before they see them, and `update` writes these anew: no row ever sees an id
-that was not accepted.
+passes of one row write p', p' + 1, ... before they see them, and `update` writes these anew: no row sees a refused id.
 
 The head's vocabulary is a part of the target's: it samples among its D ids, with the noise of the target's ids that
 they stand for. Ranks hold a part of D, and of fc's outputs. Shapes: E the head's hidden size, F the tapped states.

@@ -1,8 +1,7 @@
 """Kernels as operations of the graph, for a build without some of them (the recipe's `without`).
 
-Each function takes the arguments of a launch and returns its results, then the tensors that the kernel changes. The
-kernels of packed layers have none: without them a layer's weights are not packed. Sums have the compiler's order, so a
-row's bits may depend on the number of rows.
+Each function takes the arguments of a launch; it returns the results, then the tensors that the kernel changes. Without
+a kernel of packed layers weights are not packed. The compiler orders sums: a row's bits may depend on their number.
 """
 
 from collections.abc import Callable

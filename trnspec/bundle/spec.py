@@ -32,8 +32,7 @@ MAX_LAYERS = 128
 LAYERS = 16
 # rows of the prompts' graphs, up to max_len
 CHUNKS = (128, 512, 2048)
-# a bucket has this many times the positions of the next smaller one: a launch at 4096 slots takes 7 to 11 % longer than
-# at 1024 (docs/kernels.md)
+# positions of a bucket by the next smaller one's: a launch at 4096 takes 7 to 11 % more than at 1024 (docs/kernels.md)
 _BUCKET_STEP = 4
 # a prompt's chunk of R rows has a graph for the first bucket of this many times R, and one for the largest
 _KEYS_PER_ROW = 16

@@ -40,8 +40,7 @@ _FLAGS_OF_USER = os.environ.get(_FLAGS_VARIABLE)
 class XlaRunner(Runner):
     """Compiles a bundle's HLO protos; ranks are devices of this process.
 
-    Weights and graphs are read and checked once, when the runner is made. Raises UserError for a bundle that the
-    platform cannot run.
+    Weights and graphs are read and checked when it is made. Raises UserError for a bundle that the platform cannot run.
     """
 
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
@@ -130,8 +129,7 @@ class XlaRunner(Runner):
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: cpu, or neuron (libneuronxla's plugin in JAX).
 
-    Rank r runs on device r of this process in the plugin's order, which is that of the logical cores. UserError if
-    there are fewer.
+    Rank r runs on device r in the plugin's order, which is that of the logical cores. UserError if there are fewer.
     """
     if platform == "cpu":
         # devices cannot be added once they are made
