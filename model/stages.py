@@ -1,5 +1,7 @@
 """What each stage of a graph computes: a prompt, a fused step, or one half of a step, for a host that masks drafts."""
 
+from typing import Any
+
 from torch import Tensor
 
 from model.approx_filters import approximate
@@ -18,7 +20,8 @@ def run_stage(
     """The outputs of a graph. One for full sampling has counts of each slot's ids: see `model/logits_processors.py`."""
     model = pair.draft_model if key.stage is Stage.DRAFT else pair.target_model
     assert model is not None, "a drafter without a model has no graph"
-    params, shard, before_B1V = inputs.params(key.filters), model.shard, counts_B1V
+    params, shard = inputs.params(key.filters), model.shard
+    before_B1V: Any = counts_B1V
     if counts_B1V is not None:
         if key.is_prefill:
             before_B1V = inputs.prompt_token_counts.index_select(1, shard.ids_V)[:, None]
@@ -39,7 +42,7 @@ def run_stage(
             out = DraftOutputs(*pair.drafter.propose(rows, inputs.input_ids, approximate(params), noise_BNV, state))
         else:
             out = pair.verify(rows, inputs.input_ids, inputs.k_limits, params, noise_BNV, state, caches)
-    if isinstance(out, StepOutputs) and before_B1V is not None and counts_B1V is not None:
+    if isinstance(out, StepOutputs) and counts_B1V is not None:
         after_B1V = updated_counts(before_B1V, out.accepted_tokens, shard.ids_V)
         counts_B1V = write_slot(counts_B1V, after_B1V, inputs.slots) if key.is_prefill else after_B1V
     return out._replace(counts_B1V=counts_B1V)
