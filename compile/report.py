@@ -1,7 +1,9 @@
 """A plan for people and for machines."""
 
+import math
 from typing import Any
 
+from trnspec.bundle.part import checkpoint_shapes
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.spec import BundleSpec
 
@@ -19,10 +21,11 @@ def plan_as_json(plan: BundlePlan) -> dict[str, Any]:
 def plan_as_text(plan: BundlePlan) -> str:
     """A few lines: the pair, the step, the graphs, bytes on a rank."""
     spec = plan.spec
+    parameters = {part.role: sum(map(math.prod, checkpoint_shapes(part.config).values())) for part in spec.parts}
     fewer = f", or fewer by a graph of k {', '.join(map(str, (0, *spec.ks[:-1])))}" if spec.ks[:-1] else ""
     step = f"k = {spec.k} drafts by {spec.drafter}, {spec.rows} verified rows, 1 to {spec.rows} tokens{fewer}"
     return "\n".join([
-        *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters" for p in spec.parts),
+        *(f"{p.role:<6} {p.name}: {parameters[p.role] / 1e9:.3g} B parameters" for p in spec.parts),
         f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
         f"tp {spec.tp}, {spec.dtype}",
         *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),

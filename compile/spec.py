@@ -16,7 +16,6 @@ from model.drafter import Drafter
 from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
-from trnspec.bundle.checkpoint import has_weights
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
@@ -85,8 +84,8 @@ class BuildSpec:
         return BundleSpec(
             target=model_name(self.target), target_config=target, tp=self.tp, ks=ks, batch=self.batch,
             max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=drafter.name,  # type: ignore[arg-type]
-            draft=model_name(self.draft) if drafter.has_model else "none",
-            draft_config=load_draft(drafter, self.draft, target) if drafter.has_model else None,
+            draft=model_name(self.draft) if drafter.config_type else "none",
+            draft_config=load_draft(drafter, self.draft, target) if drafter.config_type else None,
             blocks=self.recipe.blocks, chunks=self.recipe.chunks, context_buckets=self.recipe.context_buckets,
             graphs=self.recipe.graphs, without=self.recipe.without,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
@@ -95,7 +94,7 @@ class BuildSpec:
     @property
     def checkpoints(self) -> dict[str, Path]:
         """Folder of each model's weights, by its role; empty for a build without weights."""
-        folders = {"target": self.target} | ({"draft": self.draft} if self.drafter_type.has_model else {})
+        folders = {"target": self.target} | ({"draft": self.draft} if self.drafter_type.config_type else {})
         return {role: Path(folder) for role, folder in folders.items()} if _has_weights(self.target) else {}
 
     def check(self) -> None:
@@ -108,10 +107,10 @@ class BuildSpec:
         flags_of(self.recipe.compiler_flags)
         if "://" in self.out or self.out.startswith("s3:"):
             raise UserError(f"--out is {self.out}; give a local folder, and push it: python -m compile.store push")
-        if not drafter.has_model and self.draft != BuildSpec.draft:
+        if not drafter.config_type and self.draft != BuildSpec.draft:
             why = f"the drafter {drafter.name} has no model" if bundle.k else "k is 0, which builds the target alone"
             raise UserError(f"{why}, and --draft was given; leave it out{'' if bundle.k else ', or raise k'}")
-        if drafter.has_model and _has_weights(self.target) != _has_weights(self.draft):
+        if drafter.config_type and _has_weights(self.target) != _has_weights(self.draft):
             with_, without = (self.target, self.draft) if _has_weights(self.target) else (self.draft, self.target)
             raise UserError(
                 f"{with_} holds weights and {without} holds none; give two folders with model.safetensors, or none"
@@ -129,7 +128,8 @@ class BuildSpec:
 
 
 def _has_weights(name_or_path: str) -> bool:
-    return name_or_path not in PRESETS and has_weights(Path(name_or_path))
+    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json")
+    return name_or_path not in PRESETS and any(any(Path(name_or_path).glob(pattern)) for pattern in patterns)
 
 
 def ks_of(text: str) -> tuple[int, ...]:

@@ -23,8 +23,7 @@ class AttentionMetadata(NamedTuple):
 
     Row n of sequence b is written at absolute position `positions_BN[b, n]` and attends that sequence's positions up to
     its own. Entry t of `block_table_BL[b]` is the block of positions 128 t to 128 t + 127; 0 is none, and rows without
-    a block are dropped. With `attend_to_B1` all rows of a sequence attend the positions up to that one (bidirectional
-    attention within DFlash's block).
+    a block are dropped. With `attend_to_B1` all rows of a sequence attend the positions up to that one (DFlash).
     """
 
     positions_BN: Tensor

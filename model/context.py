@@ -1,7 +1,6 @@
 """What a model is built with: its tensor-parallel degree, a graph's operations, and the kernels of the step.
 
-`Context` has the kernels in torch, the definition that every backend must equal; `model/nki/context.py` overrides them
-with launches of NKI kernels.
+`Context` has the kernels in torch, the definition that a backend must equal; `model/nki/context.py` launches NKI ones.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from model import attention, logprobs, sampling
+from model import attention, sampling
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.ops import EAGER, Ops
@@ -50,8 +49,7 @@ class Context:
 
     def gumbel_noise(self, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
         """(R, V) the noise of a shard's ids; see `model.sampling.gumbel_noise`."""
-        noise_RV: Tensor = self.ops.shared(sampling.gumbel_noise, seed_R2, position_R, shard.ids_V)
-        return noise_RV
+        return self.ops.shared(sampling.gumbel_noise, seed_R2, position_R, shard.ids_V)
 
     def sample(self, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor, shard: VocabShard) -> ShardArgmax:
         """(M, R) the samples of R rows; see `model.sampling.sample`."""
@@ -61,10 +59,6 @@ class Context:
     def all_gather_vocab(self, x_RC: Tensor) -> Tensor:
         """The numbers of all ranks that have a part of the logits, side by side: here every rank has all logits."""
         return x_RC
-
-    def logprobs(self, logits_RV: Tensor, own_R: Tensor, shard: VocabShard) -> Tensor:
-        """(R, C) see `model.logprobs.logprobs`."""
-        return logprobs.logprobs(self.ops, logits_RV, own_R, shard.ids_V, self.all_gather_vocab)
 
     def accept(self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `model.sampling.accept`; the target's samples (M, B, N)."""

@@ -91,7 +91,6 @@ class Drafter:
     # the frozen dataclass of its model's configuration, and the model of one rank; None without a model
     config_type: ClassVar[type[Any] | None] = None
     model_type: ClassVar[Any] = None
-    has_model: ClassVar[bool] = False
     state_spec: ClassVar[tuple[StateSpec, ...]] = ()
     # the most drafts of a step; 0 is as many as kernels take rows
     max_k: ClassVar[int] = 0
@@ -104,9 +103,6 @@ class Drafter:
     packs_attention: ClassVar[bool] = True
     # a tensor that its checkpoint may lack: those of the target's, of which the first that exists is taken
     tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        cls.has_model = cls.config_type is not None
 
     def __init__(self, model: Any = None) -> None:
         # the target's hidden states that `update` and `prefill` get, as transformers counts them
@@ -125,11 +121,6 @@ class Drafter:
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
         """The state with a prompt's rows in its slot."""
         return state
-
-    @classmethod
-    def passes(cls, k: int) -> list[int]:
-        """The rows of a sequence in each pass of its model, in a step of the bundle's largest k."""
-        return []
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:

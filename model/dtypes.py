@@ -21,15 +21,13 @@ class DType:
     # imported when needed: pushing and pulling bundles needs neither library
     @property
     def torch(self) -> "torch.dtype":
-        dtype: torch.dtype = getattr(importlib.import_module("torch"), self.name)
-        return dtype
+        return getattr(importlib.import_module("torch"), self.name)
 
     @property
     def numpy(self) -> "numpy.dtype":
         # numpy learns bfloat16 from it
         importlib.import_module("ml_dtypes")
-        dtype: numpy.dtype = importlib.import_module("numpy").dtype(self.name)
-        return dtype
+        return importlib.import_module("numpy").dtype(self.name)
 
 
 DTYPES = (DType("fp32", "float32", 4, "F32"), DType("bf16", "bfloat16", 2, "BF16"), DType("", "int32", 4, "I32"))

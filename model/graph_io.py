@@ -6,7 +6,7 @@ penalties, M ids with a bias, C log-probabilities and, in a prompt, V ids. Tenso
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -16,8 +16,6 @@ from model.dtypes import BY_NAME
 from model.filters import Filters
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import TensorSpec
-from model.logits_processors import LogitsProcessors
-from model.parallel import VocabShard
 from model.sampling import SamplingParams
 
 
@@ -51,7 +49,7 @@ class StepInputs(NamedTuple):
     def graph(self, stage: Stage, k: int, bucket: int) -> GraphKey:
         """The graph of a stage that these numpy inputs need."""
         top_k, top_p, temperature = self.sampling_params.T
-        filtering = ((top_k > 0) | (top_p < 1) | (self.min_p > 0)) & (temperature > 0)
+        filtering = Filters(top_k, top_p, self.min_p).active_R & (temperature > 0)
         # only a fused step has a graph without filters
         key = GraphKey(stage, k, bucket, stage is not Stage.STEP or bool(filtering.any()))
         return key._replace(rows=self.input_ids.shape[1]) if key.is_prefill else key
@@ -60,10 +58,6 @@ class StepInputs(NamedTuple):
         """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
         return SamplingParams(temperature, self.seeds, Filters(top_k, top_p, self.min_p) if filters else None)
-
-    def processors(self, counts_B1V: Any, shard: VocabShard) -> LogitsProcessors:
-        """The sequences' logits processors for a shard's ids, in torch."""
-        return LogitsProcessors.of(self.allowed, self.penalties, (self.bias_ids, self.bias), counts_B1V, shard)
 
 
 class StepOutputs(NamedTuple):
@@ -75,21 +69,15 @@ class StepOutputs(NamedTuple):
     accepted_tokens: Annotated[Any, "int32 B N"]
     next_ids: Annotated[Any, "int32 B 1"]
     next_positions: Annotated[Any, "int32 B"]
+    scores: Annotated[Any, "float32 B N C"] = None
     draft_state: DraftState = DraftState([])
     target_caches: Sequence[Cache] = ()
-    scores: Annotated[Any, "float32 B N C"] = None
     counts_B1V: Any = None
-
-    @classmethod
-    def of(cls, visible: Sequence[Any]) -> Self:
-        """The outputs that the host sees, as a run returns them."""
-        accepted_tokens, next_ids, next_positions, *scores = visible
-        return cls(accepted_tokens, next_ids, next_positions, scores=scores[0] if scores else None)
 
     @property
     def visible(self) -> tuple[Any, ...]:
         """The outputs that the host sees, in the graph's order."""
-        return self[:3] if self.scores is None else (*self[:3], self.scores)
+        return self[: 3 + (self.scores is not None)]
 
 
 class DraftOutputs(NamedTuple):
@@ -127,11 +115,6 @@ def tensor_specs(declared: dict[str, str], **sizes: int) -> tuple[TensorSpec, ..
         if all(dim.isdigit() or dim in sizes for dim in dims):
             specs.append(TensorSpec(field, tuple(int(dim) if dim.isdigit() else sizes[dim] for dim in dims), dtype))
     return tuple(specs)
-
-
-def zero_inputs(**sizes: int) -> StepInputs:
-    """Inputs of zeros, numpy arrays to be filled in, given the size of each dim."""
-    return zeros_of(tensor_specs(INPUTS, **sizes))
 
 
 def zeros_of(tensors: Sequence[TensorSpec]) -> StepInputs:

@@ -5,7 +5,6 @@ The formulas and their order are vLLM's (apply_penalties of vllm/model_executor/
 vllm/v1/sample/sampler.py); docs/sampling.md has them. Shapes: W words of 32 ids, M ids with a bias, V ids of this rank.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import torch
@@ -22,8 +21,6 @@ NUM_PENALTY_FIELDS = 4
 MAX_BIASES = 512
 # of an id's count: it occurs in the prompt
 PROMPT_FLAG = 1 << 30
-# numbers of this rank's ids -> those of all ranks' ids
-AllGather = Callable[[Tensor], Tensor]
 
 
 class LogitsProcessors(NamedTuple):

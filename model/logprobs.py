@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.logits_processors import AllGather
+from model.context import Context
 from model.ops import Ops, State, add_halves, iota, ordered_sum
 
 # source: max_logprobs of vllm/config/model.py (vllm-project/vllm), the most that its API and OpenAI's give
@@ -18,18 +18,18 @@ _LOWEST = torch.finfo(torch.float32).min
 _PAST_IDS = 1 << 24
 
 
-def logprobs(ops: Ops, logits_RV: Tensor, own_R: Tensor, ids_V: Tensor, all_gather: AllGather) -> Tensor:
+def logprobs(ctx: Context, logits_RV: Tensor, own_R: Tensor, ids_V: Tensor) -> Tensor:
     """(R, C) of each row's own id, from the logits of a rank's ids."""
 
     def of_ranks(numbers_RC: Tensor) -> Tensor:
-        return all_gather(numbers_RC).unflatten(-1, (-1, numbers_RC.shape[1]))
+        return ctx.all_gather_vocab(numbers_RC).unflatten(-1, (-1, numbers_RC.shape[1]))
 
     own_R1 = torch.where(ids_V == own_R.unsqueeze(1), logits_RV, _LOWEST).amax(-1, keepdim=True)
-    values, ids = best_ids(ops, logits_RV, ids_V.expand_as(logits_RV))
+    values, ids = best_ids(ctx.ops, logits_RV, ids_V.expand_as(logits_RV))
     parts_RMC = of_ranks(torch.cat((own_R1, values, ids.float()), 1))
     own_R1, values, ids = parts_RMC[..., :1].amax(1), *(t.flatten(1) for t in parts_RMC[..., 1:].split(TOP, -1))
     if parts_RMC.shape[1] > 1:
-        values, ids = best_ids(ops, values, ids.to(torch.int32))
+        values, ids = best_ids(ctx.ops, values, ids.to(torch.int32))
     first_R1 = values[:, :1]
     sums = (ordered_sum(t)[:, None] for t in (torch.exp(logits_RV - first_R1), logits_RV >= own_R1))
     mass_R1, rank_R1 = add_halves(of_ranks(torch.cat(tuple(sums), 1)), 1).squeeze(1).split(1, -1)

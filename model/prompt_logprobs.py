@@ -4,16 +4,12 @@ import torch
 from torch import Tensor
 
 from model.drafter import PrefillChunk
+from model.logprobs import logprobs
 from model.ops import State, iota
 from model.qwen3 import Qwen3
 
 # rows of a prompt whose logits are there at once; a loop of a graph has at most a thousand rounds
 _ROWS, _MAX_BLOCKS = 128, 1000
-
-
-def blocks(rows: int) -> int:
-    """How many blocks of a prompt's rows are scored one after the other."""
-    return min(-(-rows // _ROWS), _MAX_BLOCKS)
 
 
 def prompt_logprobs(
@@ -24,7 +20,8 @@ def prompt_logprobs(
     Those are `sampled_1C` where the next id is sampled: `next_prompt_id` below 0. Rows past the last are ignored.
     """
     rows = chunk.ids_1S.shape[1]
-    block, row_S = -(-rows // blocks(rows)), iota(rows, chunk.length_1)
+    blocks = min(-(-rows // _ROWS), _MAX_BLOCKS)
+    block, row_S = -(-rows // blocks), iota(rows, chunk.length_1)
     is_last_S = row_S == chunk.length_1 - 1
     next_S = torch.where(is_last_S, chunk.next_11[0], chunk.ids_1S.roll(-1, 1).squeeze(0))
 
@@ -32,9 +29,9 @@ def prompt_logprobs(
         first_1, scores_SC = state
         index_R = (first_1 + iota(block, first_1)).clamp(max=rows - 1)
         logits_RV = target.logits(x_1SE.index_select(1, index_R)).squeeze(0)
-        scores_RC = target.ctx.logprobs(logits_RV, next_S.index_select(0, index_R), target.shard)
+        scores_RC = logprobs(target.ctx, logits_RV, next_S.index_select(0, index_R), target.shard.ids_V)
         return first_1 + block, scores_SC.index_put((index_R,), scores_RC)
 
     start = torch.zeros_like(chunk.length_1), torch.zeros_like(sampled_1C).expand(rows, -1)
-    scores_SC = target.ctx.ops.repeat(blocks(rows), fill, start)[1]
+    scores_SC = target.ctx.ops.repeat(blocks, fill, start)[1]
     return torch.where((is_last_S & (next_prompt_id_1 < 0))[:, None], sampled_1C, scores_SC)[None]

@@ -16,6 +16,7 @@ from model.approx_filters import approximate
 from model.cache import AttentionMetadata, Cache
 from model.drafter import MIN_TARGET_ROWS, Drafter, DraftState, PrefillChunk, StepRows, VerifyResult
 from model.graph_io import Outputs, StepInputs, StepOutputs
+from model.logprobs import logprobs
 from model.ops import gather_rows, iota
 from model.prompt_logprobs import prompt_logprobs
 from model.qwen3 import Qwen3
@@ -58,7 +59,7 @@ class Pair(nn.Module):
         state = self.drafter.update(VerifyResult(rows, ids_BN, count_B1, next_B1, taps_BNF), state)
         next_positions_B = (rows.meta.positions_BN[:, :1] + count_B1)[:, 0]
         logprobs_BNC = self._logprobs(logits_BNV, samples, params)
-        return StepOutputs(accepted_BN, next_B1, next_positions_B, state, caches, logprobs_BNC)
+        return StepOutputs(accepted_BN, next_B1, next_positions_B, logprobs_BNC, state, caches)
 
     def prefill(
         self, k: int, inputs: StepInputs, params: SamplingParams, state: DraftState, caches: list[Cache],
@@ -79,10 +80,10 @@ class Pair(nn.Module):
         next_11 = torch.where(next_11 < 0, token_11, next_11)
         chunk = PrefillChunk(ids_1S, meta, inputs.num_tokens, next_11, taps_1SF, inputs.slots)
         state = self.drafter.prefill(chunk, state)
-        logprobs = self._logprobs(logits_11V, samples, params)
-        if logprobs is not None and prompt_scores:
-            logprobs = prompt_logprobs(target, chunk, inputs.next_prompt_id, x_1SE, logprobs[0])
-        return StepOutputs(F.pad(token_11, (0, k), value=-1), token_11, length_1, state, caches, logprobs)
+        scores = self._logprobs(logits_11V, samples, params)
+        if scores is not None and prompt_scores:
+            scores = prompt_logprobs(target, chunk, inputs.next_prompt_id, x_1SE, scores[0])
+        return StepOutputs(F.pad(token_11, (0, k), value=-1), token_11, length_1, scores, state, caches)
 
     def _logprobs(self, logits_BNV: Tensor, samples: ShardArgmax, params: SamplingParams) -> Tensor | None:
         """(B, N, C) of the sampled ids; None in a graph without logits processors."""
@@ -90,4 +91,4 @@ class Pair(nn.Module):
             return None
         rows_RV, ids_BN = params.processors.visible(logits_BNV).flatten(0, 1), samples.token_ids()
         target = self.target_model
-        return target.ctx.logprobs(rows_RV, ids_BN.flatten(), target.shard).unflatten(0, ids_BN.shape)
+        return logprobs(target.ctx, rows_RV, ids_BN.flatten(), target.shard.ids_V).unflatten(0, ids_BN.shape)

@@ -1,5 +1,7 @@
 """What each stage of a graph computes: a prompt, a fused step, or one half of a step, for a host that masks drafts."""
 
+from typing import Any
+
 from torch import Tensor
 
 from model.approx_filters import approximate
@@ -7,28 +9,27 @@ from model.cache import Cache
 from model.drafter import DraftState, StepRows, write_slot
 from model.graph_io import DraftOutputs, Outputs, StepInputs, StepOutputs
 from model.graph_key import GraphKey, Stage
-from model.logits_processors import updated_counts
+from model.logits_processors import LogitsProcessors, updated_counts
 from model.speculative import Pair
 
 
 def run_stage(
-    pair: Pair,
-    key: GraphKey,
-    inputs: StepInputs,
-    state: DraftState,
-    caches: list[Cache],
+    pair: Pair, key: GraphKey, inputs: StepInputs, state: DraftState, caches: list[Cache],
     counts_B1V: Tensor | None = None,
-) -> Outputs:
+) -> Outputs:  # fmt: skip
     """The outputs of a graph. One for full sampling has counts of each slot's ids: see `model/logits_processors.py`."""
     model = pair.draft_model if key.stage is Stage.DRAFT else pair.target_model
     assert model is not None, "a drafter without a model has no graph"
-    params, shard, before_B1V = inputs.params(key.filters), model.shard, counts_B1V
+    params, shard = inputs.params(key.filters), model.shard
+    before_B1V: Any = counts_B1V
     if counts_B1V is not None:
         if key.is_prefill:
             before_B1V = inputs.prompt_token_counts.index_select(1, shard.ids_V)[:, None]
         elif shard.mapped_V is not None:
             before_B1V = model.ctx.all_gather_vocab(counts_B1V[:, 0]).index_select(1, shard.mapped_V)[:, None]
-        params = params._replace(processors=inputs.processors(before_B1V, shard))
+        bias = inputs.bias_ids, inputs.bias
+        processors = LogitsProcessors.of(inputs.allowed, inputs.penalties, bias, before_B1V, shard)
+        params = params._replace(processors=processors)
     if key.is_prefill:
         of_prompt = key.stage is Stage.PREFILL_LOGPROBS
         out: Outputs = pair.prefill(key.k, inputs, params, state, caches, of_prompt)
@@ -41,7 +42,7 @@ def run_stage(
             out = DraftOutputs(*pair.drafter.propose(rows, inputs.input_ids, approximate(params), noise_BNV, state))
         else:
             out = pair.verify(rows, inputs.input_ids, inputs.k_limits, params, noise_BNV, state, caches)
-    if isinstance(out, StepOutputs) and before_B1V is not None and counts_B1V is not None:
+    if isinstance(out, StepOutputs) and counts_B1V is not None:
         after_B1V = updated_counts(before_B1V, out.accepted_tokens, shard.ids_V)
         counts_B1V = write_slot(counts_B1V, after_B1V, inputs.slots) if key.is_prefill else after_B1V
     return out._replace(counts_B1V=counts_B1V)

@@ -50,8 +50,7 @@ _LINE = Text(PRINTABLE + "{0,4096}", "a line of text")
 
 def read(cls: type[T], value: Any, at: str = "") -> T:
     """A dataclass from a JSON object; Wrong names the first field, below `at`, that is not as declared."""
-    result: T = _read(cls, value, at, ())
-    return result
+    return _read(cls, value, at, ())
 
 
 def shown(value: Any) -> str:

@@ -1,9 +1,8 @@
 """Threefry-2x32 with 13 rounds: the counter-based generator, in wrapping 32-bit integers.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It uses
-32-bit additions, rotations and exclusive-ors only. 13 rounds is the smallest count that the paper
-found to pass BigCrush. Where an engine adds in fp32, a 32-bit addition is two 16-bit limb
-additions, each below 2^17 and so exact.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It uses 32-bit additions,
+rotations and exclusive-ors only. 13 rounds is the smallest count that the paper found to pass BigCrush. Where an engine
+adds in fp32, a 32-bit addition is two 16-bit limb additions, each below 2^17 and so exact.
 """
 
 from torch import Tensor

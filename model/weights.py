@@ -84,8 +84,10 @@ def layer_weights(layer: str, prefix: str, rows: LayerWeights, packing: Packing)
     return plain + packed
 
 
-def pack_projections(module: nn.Module, table: Packed, head_dim: int = 0) -> None:
-    """Replace a module's projections by the packed parameters of a table."""
+def pack_projections(module: nn.Module, plain: nn.Module, table: Packed, head_dim: int = 0) -> None:
+    """Give a module the children of another one, with packed parameters of a table in the place of its projections."""
+    for name, child in plain.named_children():
+        module.add_module(name, child)
     for name, (parts, pack) in table.items():
         weights = [module.get_parameter(f"{part}.weight").data for part in parts]
         for part in parts:

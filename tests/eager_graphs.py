@@ -43,7 +43,7 @@ class EagerGraphs:
         """Run a graph on numpy inputs or on outputs of the last run."""
         out = self._run(key, inputs)
         self.caches = list(out.target_caches)
-        return StepOutputs.of([t.numpy() for t in out.visible])
+        return StepOutputs(*(t.numpy() for t in out.visible))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         """The candidates of the first half of a step."""

@@ -5,8 +5,8 @@
     llm = LLM("bundles/demo")
     print(llm.generate("Count from 1 to 10:", Params(temperature=0.8, seed=7)).text)
 
-`build(BuildSpec(...))` builds a bundle and returns its folder; `verify(folder)` is the doctor's check. A mistake of the
-user raises `UserError` with one sentence.
+`build(BuildSpec(...))` returns the folder of a new bundle; `verify(folder)` is the doctor's check. A user's mistake
+raises `UserError` with one sentence.
 """
 
 import importlib
@@ -53,8 +53,7 @@ def shadowed() -> str:
 def platform() -> str | None:
     """vLLM's entry point: the server's platform. A command that names no bundle is left as it is if one is shadowed."""
     if not (sentence := shadowed()):
-        path: str | None = importlib.import_module("serve.plugin").platform()
-        return path
+        return importlib.import_module("serve.plugin").platform()
     if any((Path(argument.partition("=")[2] or argument) / "manifest.json").is_file() for argument in sys.argv[1:]):
         print(f"error: {sentence}", file=sys.stderr)
         raise SystemExit(2)

@@ -11,7 +11,7 @@ from model.errors import UserError
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine, Event
-from trnspec.engine.request import Params, Request, Result, check
+from trnspec.engine.request import MaskFn, Params, Request, Result, check
 from trnspec.engine.text import Detokenizer, encode, ids_of_words, load_tokenizer
 from trnspec.engine.warmup import graphs_of, prepare_graphs
 from trnspec.runtime.runner import load_runner
@@ -115,27 +115,20 @@ class LLM:
         return TextStream(self._text(replace(request, cut=text), text))
 
     def request(
-        self,
-        prompt: Prompt,
-        params: Params = GREEDY,
-        stop: str | Sequence[str] = (),
-        speculation: bool = True,
-        **options: Any,
-    ) -> Request:
+        self, prompt: Prompt, params: Params = GREEDY, stop: str | Sequence[str] = (), speculation: bool = True,
+        max_new_tokens: int = 128, k_limit: int | None = None, allowed: MaskFn | None = None,
+        logprobs: int | None = None, prompt_logprobs: int | None = None,
+    ) -> Request:  # fmt: skip
         """The engine's request for a prompt. Raises UserError if this bundle cannot serve it.
 
         `stop`: strings before the first of which the text is cut. Without `speculation` no drafts are accepted, which
-        changes no token. `options` are `max_new_tokens`, `k_limit`, `allowed`, `logprobs` and `prompt_logprobs` of
-        `Request`.
+        changes no token. The others are those of `Request`.
         """
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        request = Request(
-            encode(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(map(operator.index, prompt)),
-            replace(params, bad_words=ids_of_words(self.tokenizer, params.bad_words)),
-            stop_ids=self.bundle.spec.target_config.eos_token_ids,
-            cut=Detokenizer(self.tokenizer, stops, params.min_tokens) if stops else None,
-            **options,
-        )
+        ids = encode(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(map(operator.index, prompt))
+        params = replace(params, bad_words=ids_of_words(self.tokenizer, params.bad_words))
+        stops, ends = (stop,) if isinstance(stop, str) else tuple(stop), self.bundle.spec.target_config.eos_token_ids
+        cut = Detokenizer(self.tokenizer, stops, params.min_tokens) if stops else None
+        request = Request(ids, params, max_new_tokens, ends, k_limit, cut, allowed, logprobs, prompt_logprobs)
         check(self.config, request)
         return request if speculation else replace(request, k_limit=0)
 
@@ -157,26 +150,22 @@ class LLM:
         self._events |= dict.fromkeys(places, events)
         try:
             while places:
+                # events of other prompts wait for their readers
                 while not events:
-                    self._step(engine)
+                    if engine is not self._engine:
+                        raise UserError(f"{self.bundle.path} was closed before this prompt was done; open it again")
+                    for new in engine.step():
+                        self._events[new.number].append(new)
                 event = events.popleft()
-                yield places[event.number], self._output(event.result) if event.result else None
-                if event.result:
-                    del places[event.number], self._events[event.number]
+                if (result := event.result) is None:
+                    yield places[event.number], None
+                    continue
+                yield places[event.number], Output(**vars(result), text=self.tokenizer.decode(result.ids))
+                del places[event.number], self._events[event.number]
         finally:
             for number in places:
                 engine.cancel(number)
                 self._events.pop(number, None)
-
-    def _step(self, engine: Engine) -> None:
-        """One step of all requests; events of other prompts wait for their readers."""
-        if engine is not self._engine:
-            raise UserError(f"{self.bundle.path} was closed before this prompt was done; open it again")
-        for event in engine.step():
-            self._events[event.number].append(event)
-
-    def _output(self, result: Result) -> Output:
-        return Output(**vars(result), text=self.tokenizer.decode(result.ids))
 
     @staticmethod
     def _checked(output: Output) -> Output:

@@ -10,6 +10,7 @@ outside of the layers are billed at HBM's rate, a Markov head by the exchange an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.kernels.cases import block_case
@@ -17,7 +18,6 @@ from bench.kernels.layer import BF16, DFLASH, Shard, prompt_cases
 from bench.kernels.sampling import FP32
 from bench.tune import passes
 from bench.tune.passes import LNC
-from model.drafters.registry import DRAFTERS as TYPES
 from model.logprobs import TOP
 
 TARGET = "32B"
@@ -39,6 +39,11 @@ DRAFTERS = {
     "DFlash with a Markov head": ("dflash", _MARKOV),
     "n-gram": ("ngram", ""),
 }
+# the rows of each pass of a model that drafts k; EAGLE-3's and DFlash's first pass has the verified rows
+_PASSES: dict[str, Callable[[int], list[int]]] = {
+    "chain": lambda k: [2] + [1] * (k - 1), "parallel": lambda k: [2 * k], "eagle3": lambda k: [k + 1] + [1] * (k - 1),
+    "dflash": lambda k: [k + 1] * 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 def pass_rows(drafter: str, k: int) -> list[int]:
     """Rows of a sequence in each pass of a step of k drafts."""
-    return TYPES[DRAFTERS[drafter][0]].passes(k) if k else []
+    kind, _ = DRAFTERS[drafter]
+    return _PASSES[kind](k) if k and kind in _PASSES else []
 
 
 def step_us(setup: Setup, k: int, end: str = "nominal") -> float:

@@ -53,10 +53,6 @@ class Chain(Drafter):
         return DraftState(caches, (write_slot(state.slots[0], last_111, chunk.slot_1),))
 
     @classmethod
-    def passes(cls, k: int) -> list[int]:
-        return [2] + [1] * (k - 1)
-
-    @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
         return config_from_dict(raw, where)
 

@@ -47,8 +47,7 @@ from model.weights import REPLICATED, ROWS, Packing, Weight, decoder_weights
 class DFlashConfig(Qwen3Config):
     """The layers of a draft, those of a Qwen3 of the target's hidden size, and the block that it was trained with.
 
-    `taps` are the target's states that the context is made of, as transformers counts them; `markov_rank` is 0 without
-    a Markov head.
+    `taps`: the target's states in the context, as transformers counts them; `markov_rank`: 0 without a Markov head.
     """
 
     block_size: Annotated[int, Range(2, 32)]
@@ -185,11 +184,6 @@ class DFlash(Chain):
 
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
         return DraftState(self.model.context(chunk.taps_1SF, state.caches, chunk.meta))
-
-    @classmethod
-    def passes(cls, k: int) -> list[int]:
-        # the verified rows, then the block, by the convention that has more rows
-        return [k + 1] * (1 + min(k, 1))
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:

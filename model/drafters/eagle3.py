@@ -9,8 +9,7 @@ the embedding of token j + 1, at position j; its output x[j] gives the logits of
 
 `update` runs the layer over all verified rows: those past the last accepted one are garbage, at the next input id's
 position p' and on. The state is x of the last accepted row, from which `propose` samples the first draft; its k - 1
-passes of one row write p', p' + 1, ... before they see them, and `update` writes these anew: no row ever sees an id
-that was not accepted.
+passes of one row write p', p' + 1, ... before they see them, and `update` writes these anew: no row sees a refused id.
 
 The head's vocabulary is a part of the target's: it samples among its D ids, with the noise of the target's ids that
 they stand for. Ranks hold a part of D, and of fc's outputs. Shapes: E the head's hidden size, F the tapped states.
@@ -173,28 +172,24 @@ class Eagle3(Drafter):
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.slots)
 
     def update(self, result: VerifyResult, state: DraftState) -> DraftState:
-        meta = result.rows.meta.rows(0, result.ids_BN.shape[1])
-        next_BN = _next_ids(result.ids_BN, result.count_B1, result.next_B1)
-        last_B1E, caches = self._advance(next_BN, result.taps_BNF, result.count_B1, state.caches, meta)
+        ids, meta = (result.ids_BN, result.count_B1, result.next_B1), result.rows.meta.rows(0, result.ids_BN.shape[1])
+        last_B1E, caches = self._advance(*ids, result.taps_BNF, state.caches, meta)
         return DraftState(caches, (last_B1E,))
 
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
-        length_11 = chunk.length_1[:, None]
-        next_1S = _next_ids(chunk.ids_1S, length_11, chunk.next_11)
-        last_11E, caches = self._advance(next_1S, chunk.taps_1SF, length_11, state.caches, chunk.meta)
+        ids = chunk.ids_1S, chunk.length_1[:, None], chunk.next_11
+        last_11E, caches = self._advance(*ids, chunk.taps_1SF, state.caches, chunk.meta)
         return DraftState(caches, (write_slot(state.slots[0], last_11E, chunk.slot_1),))
 
     def _advance(
-        self, next_BN: Tensor, states_BNF: Tensor, count_B1: Tensor, caches: list[Cache], meta: AttentionMetadata
-    ) -> tuple[Tensor, list[Cache]]:
-        """(B, 1, E) the last of the first `count` rows of the target's states, and the cache with all rows written."""
+        self, ids_BN: Tensor, count_B1: Tensor, next_B1: Tensor, states_BNF: Tensor, caches: list[Cache],
+        meta: AttentionMetadata,
+    ) -> tuple[Tensor, list[Cache]]:  # fmt: skip
+        """(B, 1, E) the last of the first `count` rows, whose next id is given, and the cache with all rows written."""
+        shifted_BN = torch.cat((ids_BN[:, 1:], next_B1), 1)
+        next_BN = torch.where(iota(ids_BN.shape[1], count_B1) == count_B1 - 1, next_B1, shifted_BN)
         x_BNE, caches = self.model.hidden(next_BN, self.model.feature(states_BNF), caches, meta)
         return gather_rows(x_BNE, count_B1 - 1), caches
-
-    @classmethod
-    def passes(cls, k: int) -> list[int]:
-        # the verified rows and the first draft, then one row for each further draft
-        return [k + 1] + [1] * (k - 1)
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
@@ -248,9 +243,3 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "num_hidden_layers": (1,), "attention_bias": (False,), "mlp_bias": (False,), "rope_scaling": (),
     "hidden_act": ("silu",),
 }  # fmt: skip
-
-
-def _next_ids(ids_BN: Tensor, count_B1: Tensor, next_B1: Tensor) -> Tensor:
-    """(B, N) the id after each of the first `count` ids; later ids are ignored."""
-    shifted_BN = torch.cat((ids_BN[:, 1:], next_B1), 1)
-    return torch.where(iota(ids_BN.shape[1], count_B1) == count_B1 - 1, next_B1, shifted_BN)

@@ -76,10 +76,6 @@ class Parallel(Chain):
         return DraftState(caches, (write_slot(before_BK1, gather_rows(ids_1S1, last_1K), chunk.slot_1),))
 
     @classmethod
-    def passes(cls, k: int) -> list[int]:
-        return [2 * k]
-
-    @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
         return any(raw.get(key) is not None for key in _MASK_KEYS)
 

@@ -62,8 +62,7 @@ def best_logit(ops: Ops, logits_RV: Tensor) -> Tensor:
 def over_ranks(ops: Ops, sums_RJ: Tensor) -> Tensor:
     """(R, J) the ranks' sums added up.
 
-    Ranks are added by halves: the order of an all-reduce is unspecified and may depend on the number of rows, and
-    every rank must come to the same bits.
+    Ranks are added by halves, with the same bits on each: the order of an all-reduce may depend on the number of rows.
     """
     return add_halves(ops.all_gather(sums_RJ).unflatten(-1, (-1, sums_RJ.shape[1])), 1)[:, 0]
 

@@ -1,7 +1,6 @@
 """Modules that do half a layer in one launch, norm and projections included, with packed weights.
 
-The decode kernels take few rows; those of a prompt take any number. Several layers may be one launch for few rows: it
-ends where a drafter taps the target.
+Decode kernels take few rows, of several layers in a launch that ends at a tapped state; prompt kernels any number.
 """
 
 from collections.abc import Callable, Iterable
@@ -75,9 +74,7 @@ class PackedAttention(Attention):
         # in a tuple: the norm is not this module's
         self.ctx, self.head_dim, self.run, self.norm = attention.ctx, attention.head_dim, run, (norm,)
         self.kv_features = len(attention.k_proj.weight)
-        for name, module in list(attention.named_children()):
-            self.add_module(name, module)
-        pack_projections(self, PACKED_ATTENTION, self.head_dim)
+        pack_projections(self, attention, PACKED_ATTENTION, self.head_dim)
 
     def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         vkq, kv = self._product(x_BNE, self.qkv_packed), self.kv_features
@@ -122,9 +119,7 @@ class PackedMLP(nn.Module):
     def __init__(self, mlp: MLP, norm: DeferredNorm, ops: Ops, run: Run) -> None:
         super().__init__()
         self.ops, self.run, self.norm = ops, run, (norm,)
-        for name, module in list(mlp.named_children()):
-            self.add_module(name, module)
-        pack_projections(self, PACKED_MLP)
+        pack_projections(self, mlp, PACKED_MLP)
 
     def forward(self, x: Tensor) -> Tensor:
         (norm,), x_RE, kernel = self.norm, x.flatten(0, 1), "decode_mlp" if few_rows(x) else "prompt_mlp"

@@ -1,8 +1,7 @@
 """Kernels as operations of the graph, for a build without some of them (the recipe's `without`).
 
-Each function takes the arguments of a launch and returns its results, then the tensors that the kernel changes. The
-kernels of packed layers have none: without them a layer's weights are not packed. Sums have the compiler's order, so a
-row's bits may depend on the number of rows.
+Each function takes the arguments of a launch; it returns the results, then the tensors that the kernel changes. Without
+a kernel of packed layers weights are not packed. The compiler orders sums: a row's bits may depend on their number.
 """
 
 from collections.abc import Callable
@@ -93,9 +92,5 @@ def accept_drafts(
     return accepted_BN, count_B1, next_B1, positions_B1 + count_B1
 
 
-IN_HLO: dict[str, Callable[..., tuple[Tensor, ...]]] = {
-    f.__name__: f
-    for f in (
-        accept_drafts, append_rows, coupled_sample, gumbel_noise, prompt_attention, verify_attention, weights_above,
-    )
-}  # fmt: skip
+_ALL = (accept_drafts, append_rows, coupled_sample, gumbel_noise, prompt_attention, verify_attention, weights_above)
+IN_HLO: dict[str, Callable[..., tuple[Tensor, ...]]] = {f.__name__: f for f in _ALL}

@@ -11,7 +11,6 @@ from compile.spec import BuildSpec
 from model.errors import UserError
 from tests.model.family import family_spec
 from trnspec.bundle.plan import make_plan
-from trnspec.engine.engine import ngram_propose
 from trnspec.engine.ngram import propose
 from trnspec.engine.request import Request, Result
 from trnspec.engine.slots import Slot
@@ -39,7 +38,7 @@ def test_the_search_is_its_definition() -> None:
 
 def test_drafts_come_from_the_prompt_and_the_new_tokens() -> None:
     slot = Slot(0, 0, Request((1, 2, 3, 9, 2)), result=Result(ids=[3]))
-    assert [ngram_propose(slot, limit) for limit in (0, 2, 7)] == [[], [9, 2], [9, 2, 3]]
+    assert [propose(slot.ids, limit) for limit in (0, 2, 7)] == [[], [9, 2], [9, 2, 3]]
 
 
 def test_its_bundle_has_no_draft(family: Path) -> None:

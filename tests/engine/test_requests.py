@@ -104,9 +104,9 @@ def test_a_parameter_has_its_range(name: str) -> None:
 
 def test_drafts_are_counted_by_their_place_in_a_step() -> None:
     result = Result()
-    result.count(3, 3, 1)
-    result.count(3, 2, 2)
-    assert (result.drafted, result.accepted, result.steps_of_k) == ([2, 2, 1], [2, 1, 0], {3: 2})
+    result.count(3, 1)
+    result.count(2, 2)
+    assert (result.drafted, result.accepted, result.steps) == ([2, 2, 1], [2, 1, 0], 2)
 
 
 def _law(params: Params, ids: Sequence[int], ends: tuple[int, ...], grammar: set[int] | None) -> set[int]:

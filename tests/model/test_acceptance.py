@@ -170,6 +170,6 @@ def test_a_request_with_a_limit_behind_one_without() -> None:
     numbers = [engine.add(request) for request in requests]
     while engine.busy:
         for event in engine.step():
-            if event.k:
+            if event.drafted:
                 accepted.setdefault(event.number, set()).add(event.accepted)
     assert [accepted[number] for number in numbers] == [{K}, {1}, {K}]

@@ -91,7 +91,7 @@ def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].has_model] + ["dspark"])
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
 def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
     """Prompts of one id and of several, greedy and sampled; the target's tokens of torch."""
     requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]

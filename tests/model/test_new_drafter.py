@@ -79,10 +79,6 @@ class Bigram(Drafter):
         return torch.cat(drafts, 1), state
 
     @classmethod
-    def passes(cls, k: int) -> list[int]:
-        return [1] * k
-
-    @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:
         return raw.get("model_type") == "bigram"
 

@@ -14,6 +14,7 @@ from model.context import ONE_RANK, Context
 from model.filters import Filters
 from model.logits_processors import LogitsProcessors
 from model.logprobs import TOP
+from model.logprobs import logprobs as logprobs_of
 from model.nki import simulated
 from model.nki.context import NkiContext
 from model.nki.filter_floor import filter_floor, over_ranks
@@ -128,7 +129,7 @@ def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None
         processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, shard)
         noise_RV = ctx.gumbel_noise(params.seed_R2, positions_R, shard)
         ids_R = ctx.sample(processors.process(logits_R1V)[:, 0], params, noise_RV, shard).token_ids()
-        return ids_R, ctx.logprobs(processors.visible(logits_R1V)[:, 0], ids_R, shard)
+        return ids_R, logprobs_of(ctx, processors.visible(logits_R1V)[:, 0], ids_R, shard.ids_V)
 
     expected, _ = of_rank(ONE_RANK, 0)
     logprobs = torch.where(torch.tensor(allowed), logits_RV, float("-inf")).log_softmax(-1)

@@ -35,7 +35,7 @@ def test_what_is_compiled_is_the_proto_of_the_manifest(family: Path, monkeypatch
         return "executable"
 
     monkeypatch.setattr(jax_compat._xla.mlir, "hlo_to_stablehlo", convert)
-    monkeypatch.setattr(xla, "compile_module", compile_module)
+    monkeypatch.setattr(jax_compat, "compile_module", compile_module)
     keys = list(runner.bundle.plan.by_key)
     for key in keys:
         runner.load(key)

@@ -79,10 +79,6 @@ class Checkpoint:
         return tensor
 
 
-def has_weights(path: Path) -> bool:
-    return any(any(path.glob(pattern)) for pattern in ("*.safetensors", "*.bin", _INDEX))
-
-
 def _files_of(path: Path) -> list[Path]:
     index = path / _INDEX
     if not index.is_file():

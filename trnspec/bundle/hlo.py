@@ -2,8 +2,7 @@
 
 jaxlib writes 64-bit instruction ids, which readers built on an older XLA refuse, and names that count the process's
 earlier lowerings. It writes replica groups in a field that an older XLA does not know, which then takes all ranks as
-one group: they are written to the old field too. Only the fields that are read or written here are described; protobuf
-preserves all others.
+one group: they are written to the old field too. Only fields that are used here are described; protobuf keeps others.
 """
 
 from dataclasses import replace
@@ -74,13 +73,12 @@ def canonical(proto: bytes) -> Any:
     module = parse(proto)
     _renumber(module)
     for computation in module.computations:
-        computation.name = _numbered(computation)
-        if computation.id == module.entry_computation_id:
-            module.entry_computation_name = computation.name
+        for named in (computation, *computation.instructions):
+            named.name = f"{named.name.split('.')[0]}.{named.id}"
         for instruction in computation.instructions:
-            instruction.name = _numbered(instruction)
             if not instruction.replica_groups:
                 instruction.replica_groups.extend(instruction.collective_device_list.replica_groups)
+    module.entry_computation_name = entry(module).name
     module.ClearField("id")
     return module
 
@@ -98,10 +96,6 @@ def _renumber(module: Any) -> None:
         else:
             node.root_id = numbers[True, node.root_id]
     module.entry_computation_id = numbers[False, module.entry_computation_id]
-
-
-def _numbered(named: Any) -> str:
-    return f"{named.name.split('.')[0]}.{named.id}"
 
 
 def io_specs(graph: GraphSpec) -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -136,8 +130,7 @@ def annotated(module: Any, graph: GraphSpec) -> bytes:
         taken.add(root.operand_ids[at])
     # an operand comes before its user
     body.instructions.sort(key=lambda i: i.id == body.root_id)
-    serialized: bytes = module.SerializeToString(deterministic=True)
-    return serialized
+    return module.SerializeToString(deterministic=True)
 
 
 def io_names(instruction: Any) -> list[str]:

@@ -18,7 +18,7 @@ from model.nki.launches import LNC
 from model.strict import Length, Range, Text, Wrong, read, shown
 from model.weights import shard_file
 from trnspec.bundle.plan import BundlePlan, make_plan
-from trnspec.bundle.shards import shard_bytes
+from trnspec.bundle.shards import shard_header
 from trnspec.bundle.spec import Name, spec_from_json
 
 FORMAT, FORMAT_VERSION = "trnspec-bundle", 4
@@ -117,8 +117,7 @@ def manifest_json(
 def parse_manifest(content: bytes, file: str) -> Manifest:
     """The manifest of these bytes; UserError, naming the file, if a build did not write them.
 
-    Untrusted: its size, its digest, every type and range are checked, the spec as a build checks its own; everything
-    else follows from a new plan of the spec.
+    Untrusted: size, digest, types, ranges and the spec are checked; all else follows from a new plan of the spec.
     """
     try:
         raw: Any = json.loads(content.decode("utf-8")) if len(content) <= MANIFEST_BYTES else None
@@ -156,7 +155,7 @@ def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -
         most = FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
         if name not in needed and (not most or folder == "hlo"):
             raise Wrong(f"files has {name}, which no build of its spec writes")
-        if name in shards and entry.bytes != (size := shard_bytes(plan, shards[name])):
+        if name in shards and entry.bytes != (size := len(shard_header(plan, shards[name])) + plan.weight_bytes):
             raise Wrong(f"{name} has {entry.bytes} bytes, its tensors need {size}")
         if name not in shards and entry.bytes > most:
             raise Wrong(f"{name} has {entry.bytes} bytes, the largest of its kind have {most}")

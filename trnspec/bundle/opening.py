@@ -99,8 +99,7 @@ class Bundle:
 def read_bundle(path: Path, key: str | None = None) -> Bundle:
     """A folder's bundle with its manifest checked, and its signature if a key is set; no other file is read yet.
 
-    `key` is the public key, "" for none, by default the environment's. UserError says why the folder is not a bundle
-    of this version.
+    `key`: the public key, "" for none, by default the environment's. UserError says why it is no bundle.
     """
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

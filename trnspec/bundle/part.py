@@ -1,7 +1,6 @@
 """One model of a bundle, target or draft: its configuration, its ranks, and every weight's name and shape."""
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +43,6 @@ class Part:
     def shapes(self) -> Shapes:
         """Parameter -> its shape on one rank."""
         return _shapes(self.config, self.ctx)
-
-    @property
-    def parameter_count(self) -> int:
-        """The parameters of its checkpoint, those that it shares with its target's included."""
-        return sum(map(math.prod, checkpoint_shapes(self.config).values()))
 
 
 def checkpoint_shapes(config: ModelConfig) -> Shapes:

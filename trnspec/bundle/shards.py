@@ -42,10 +42,6 @@ def _tensors_json(specs: tuple[TensorSpec, ...]) -> str:
     return ",".join(entries)
 
 
-def shard_bytes(plan: BundlePlan, rank: int) -> int:
-    return len(shard_header(plan, rank)) + plan.weight_bytes
-
-
 def shard_tensors(bundle: "Bundle", rank: int) -> dict[str, np.ndarray]:
     """The weights of a rank by name, views of the file's bytes; UserError if the file is not this rank's."""
     name, tensors = shard_file(rank), dict[str, np.ndarray]()

@@ -16,7 +16,7 @@ from model.drafters.registry import DRAFTERS
 from model.errors import UserError
 from model.nki.context import make_context
 from model.nki.table import KERNELS
-from model.parallel import HeadMap, check_tp
+from model.parallel import check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
 from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, attention_misfit
 from trnspec.bundle.part import Part
@@ -32,8 +32,7 @@ MAX_LAYERS = 128
 LAYERS = 16
 # rows of the prompts' graphs, up to max_len
 CHUNKS = (128, 512, 2048)
-# a bucket has this many times the positions of the next smaller one: a launch at 4096 slots takes 7 to 11 % longer than
-# at 1024 (docs/kernels.md)
+# positions of a bucket by the next smaller one's: a launch at 4096 takes 7 to 11 % more than at 1024 (docs/kernels.md)
 _BUCKET_STEP = 4
 # a prompt's chunk of R rows has a graph for the first bucket of this many times R, and one for the largest
 _KEYS_PER_ROW = 16
@@ -84,7 +83,7 @@ class BundleSpec:
 
     @property
     def has_draft(self) -> bool:
-        return self.drafter_type.has_model
+        return self.drafter_type.config_type is not None
 
     @property
     def host_drafts(self) -> bool:
@@ -129,8 +128,7 @@ class BundleSpec:
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
     def as_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        return values
+        return json.loads(json.dumps(dataclasses.asdict(self)))
 
     def check(self) -> None:
         """Raise UserError with one sentence for the first thing that cannot be built."""
@@ -159,9 +157,8 @@ def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
         raise Wrong(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(DRAFTERS)}")
     if (config is not None) != spec.has_draft:
         raise Wrong(f"{at}.drafter is {spec.drafter} and the draft has {'a' if config else 'no'} configuration")
-    if spec.drafter_type.config_type is None:
-        return spec
-    return dataclasses.replace(spec, draft_config=read(spec.drafter_type.config_type, config, f"{at}.draft_config"))
+    kind = spec.drafter_type.config_type
+    return dataclasses.replace(spec, draft_config=read(kind, config, f"{at}.draft_config")) if kind else spec
 
 
 def _check_numbers(spec: BundleSpec) -> None:
@@ -213,8 +210,7 @@ def _check_kernels(spec: BundleSpec) -> None:
     """Refuse sequences that attention's kernels do not take, and packed weights whose rows do not fit SBUF."""
     fp32, split = spec.dtype == "fp32", "raise --tp"
     for part in spec.parts if spec.kernels == "nki" else ():
-        config, packing = part.config, part.packing
-        heads = HeadMap(config.num_attention_heads, config.num_key_value_heads, spec.tp)
+        config, packing, heads = part.config, part.packing, part.ctx.heads(part.config)
         if misfit := attention_misfit(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
             raise UserError(f"the {part.role}: {misfit}, or use --kernels reference")
         inner = config.intermediate_size // spec.tp if packing.mlp else 0

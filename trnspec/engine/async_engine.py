@@ -66,8 +66,7 @@ class AsyncEngine(Engine):
 
     def prefilling(self, number: int) -> bool:
         """Whether chunks of an active request's prompt are not launched."""
-        slot = self.slots.get(number)
-        return slot is not None and slot.prefilling
+        return bool((slot := self.slots.get(number)) and slot.prefilling)
 
     def prefill(self, number: int, length: int) -> None:
         """Launch the chunks of an active request's first `length` tokens, after the launched batches."""
@@ -104,4 +103,4 @@ class AsyncEngine(Engine):
         """Whether the requests of a step have KV blocks for all rows of so many steps."""
         rows = steps * (batch.k + 1)
         enough = (len(slot.blocks) >= self.config.blocks(slot.position + rows) for slot in batch.slots)
-        return self.blocks is not None or all(enough)
+        return self.owns_blocks or all(enough)

@@ -29,8 +29,8 @@ class EngineConfig:
 
     `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included. `prompts`: (rows, keys) of
     the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step. `min_last_chunk`: tokens before a
-    prompt's end that its last chunk must hold, for a drafter that reads them there. `greedy`: there are no graphs with
-    filters or logits processors.
+    prompt's end that its last chunk must hold, for a drafter that reads them there. `greedy`: no graphs with filters or
+    logits processors.
     """
 
     ks: tuple[int, ...]

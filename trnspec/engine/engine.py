@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.config import Chunk, EngineConfig
 from trnspec.engine.masks import ConstrainedDraft, mask_fn
 from trnspec.engine.request import ERROR, Request, Result, Score
-from trnspec.engine.slots import Batch, BlockAllocator, Slot, SlotTable, prompt_inputs
+from trnspec.engine.slots import Batch, Slot, SlotTable, prompt_inputs
 from trnspec.runtime.runner import Runner
 
 
@@ -26,50 +26,37 @@ from trnspec.runtime.runner import Runner
 class Event:
     """One step of one request: the new tokens that it keeps, and its result if it has ended.
 
-    `k` is that of the step's graph. `drafted` and `accepted` count the request's drafts; its end may cut accepted ones.
-    `scores` are the log-probabilities of the tokens; those of the prompt come with the first token.
+    `drafted` and `accepted` count the request's drafts; its end may cut accepted ones. `scores` are the
+    log-probabilities of the tokens; those of the prompt come with the first token.
     """
 
     number: int
     ids: list[int]
     result: Result | None = None
-    k: int = 0
     drafted: int = 0
     accepted: int = 0
     scores: tuple[Score, ...] = ()
     prompt_scores: tuple[Score, ...] = ()
 
 
-# (slot, most drafts) -> drafts of the host
-Proposer = Callable[[Slot, int], list[int]]
-
-
-def ngram_propose(slot: Slot, limit: int) -> list[int]:
-    return ngram.propose(slot.ids, limit) if limit else []
-
-
 class Engine:
     """Continuous batching over a runner. A request's tokens do not depend on the order or on other requests.
 
     A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two.
-    `step_k` chooses the k of each step, by default always the largest. `propose` makes the drafts where the host
-    drafts. Without `owns_blocks` each request comes with its KV blocks.
+    `step_k` chooses the k of each step, by default always the largest. Where the host drafts, `propose` makes at most
+    so many drafts after a request's ids. Without `owns_blocks` each request comes with its KV blocks.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        config: EngineConfig,
-        speculative: bool = True,
-        step_k: AdaptiveK | None = None,
-        propose: Proposer = ngram_propose,
-        owns_blocks: bool = True,
-    ) -> None:
+        self, runner: Runner, config: EngineConfig, speculative: bool = True, step_k: AdaptiveK | None = None,
+        propose: Callable[[Sequence[int], int], list[int]] = ngram.propose, owns_blocks: bool = True,
+    ) -> None:  # fmt: skip
         self.runner, self.config, self.speculative = runner, config, speculative and config.k > 0
         self.step_k = step_k if step_k and self.speculative else AdaptiveK([config.k if self.speculative else 0])
         self.propose = propose if config.host_drafts and self.speculative else None
         self.slots, self.words = SlotTable(config.batch), mask_words(config.vocab_size)
-        self.blocks = BlockAllocator(config.pool) if owns_blocks else None
+        # block 0 is the null block
+        self.owns_blocks, self._free_blocks = owns_blocks, list(range(config.pool - 1, 0, -1))
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
         # the end of the last batch that was read, while there are active requests
@@ -134,16 +121,16 @@ class Engine:
         if not self._waiting or self.slots.full:
             return None
         number, request = self._waiting[0]
-        length = len(request.ids) + request.max_new_tokens
-        blocks = self.blocks.allocate(self.config.blocks(length)) if self.blocks else []
-        if blocks is None:
+        count = self.config.blocks(len(request.ids) + request.max_new_tokens)
+        if count > len(self._free_blocks):
             return None
         self._waiting.popleft()
-        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks=tuple(blocks))
+        blocks = tuple(self._free_blocks.pop() for _ in range(count))
+        return self.slots.allocate(number, request, mask_fn(request, self.config.vocab_size), blocks=blocks)
 
     def _release(self, number: int) -> None:
-        if (slot := self.slots.get(number)) and self.blocks:
-            self.blocks.free(list(slot.blocks))
+        if self.owns_blocks and (slot := self.slots.get(number)):
+            self._free_blocks += slot.blocks[::-1]
         self.slots.free(number)
         if not self.busy:
             self._last_read = None
@@ -166,7 +153,7 @@ class Engine:
             if slot.allowed
         }
         if self.propose:
-            proposed = (self.propose(slot, limit) for slot, limit in zip(slots, limits, strict=True))
+            proposed = (self.propose(slot.ids, limit) for slot, limit in zip(slots, limits, strict=True))
             masked = (constrained.get(slot.index) for slot in slots)
             drafts = tuple(c.follow(d) if c else d for c, d in zip(masked, proposed, strict=True))
             limits = tuple(map(len, drafts))
@@ -230,10 +217,10 @@ class Engine:
         for slot, limit in zip(batch.slots, batch.limits, strict=True):
             if self.slots.is_current(slot):
                 ids = [token for token in accepted_BN[slot.index].tolist() if token != -1]
-                slot.result.count(batch.k, limit, len(ids) - 1)
+                slot.result.count(limit, len(ids) - 1)
                 slot.position += len(ids)
                 scores = _scores(slot.request.logprobs, outputs, slot.index, slice(len(ids)))
-                events.append(self._emit(slot, Event(slot.number, ids, None, batch.k, limit, len(ids) - 1, scores)))
+                events.append(self._emit(slot, Event(slot.number, ids, None, limit, len(ids) - 1, scores)))
         counts = [(event.drafted, event.accepted) for event in events]
         self.step_k.ended(batch.k, None if batch.full_sampling else seconds, counts)
         return events
@@ -253,7 +240,7 @@ class Engine:
         slot.position = slot.known
         scores = _scores(request.logprobs, outputs, 0, slice(row, row + 1))
         token = int(np.asarray(outputs.accepted_tokens)[0, 0])
-        return [self._emit(slot, Event(slot.number, [token], None, 0, 0, 0, scores, result.prompt_scores))]
+        return [self._emit(slot, Event(slot.number, [token], None, 0, 0, scores, result.prompt_scores))]
 
     def _emit(self, slot: Slot, new: Event) -> Event:
         """The event with the new tokens that the request keeps; its slot is free again if it has ended."""

@@ -184,27 +184,24 @@ class Result:
     """New tokens of a request, why it ended, and counts of its steps and drafts.
 
     `finish_reason`: eos, stop (a stop string), length (max_new_tokens), context (the bundle's length), or error, with a
-    sentence in `error`. `steps`: target passes after the prefill; `steps_of_k`: by the k of their graph. `drafted`,
-    `accepted`: drafts by their place in a step. `scores`, `prompt_scores`: the log-probabilities of the ids, and of the
-    prompt's ids but the first, before penalties, temperature and filters. `seconds`: wall time from the request's
-    admission to the last token.
+    sentence in `error`. `steps`: target passes after the prefill. `drafted`, `accepted`: drafts by their place in a
+    step. `scores`, `prompt_scores`: the log-probabilities of the ids, and of the prompt's ids but the first, before
+    penalties, temperature and filters. `seconds`: wall time from the request's admission to the last token.
     """
 
     ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     error: str = ""
     steps: int = 0
-    steps_of_k: dict[int, int] = field(default_factory=dict)
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     prompt_scores: tuple[Score, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
-    def count(self, k: int, drafted: int, accepted: int) -> None:
-        """Count a step of a graph of k with its drafts, and how many were accepted."""
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count a step with its drafts, and how many were accepted."""
         self.steps += 1
-        self.steps_of_k[k] = self.steps_of_k.get(k, 0) + 1
         for counts, number in ((self.drafted, drafted), (self.accepted, accepted)):
             counts.extend([0] * (drafted - len(counts)))
             for place in range(number):

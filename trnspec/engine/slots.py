@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from model.cache import KEY_TILE
-from model.graph_io import StepInputs, StepOutputs, mask_words, zero_inputs
+from model.graph_io import StepInputs, StepOutputs, mask_words
 from model.logits_processors import MAX_BIASES, PROMPT_FLAG
 from model.sampling import NO_ID
 from trnspec.engine.config import Chunk
 from trnspec.engine.masks import ConstrainedDraft, masks_of_rows
-from trnspec.engine.request import CANNOT_SAMPLE, ERROR, MaskFn, Params, Request, Result, Score
+from trnspec.engine.request import CANNOT_SAMPLE, ERROR, MaskFn, Request, Result, Score
+
+# of a row without a request
+_NEUTRAL = Request(())
 
 
 @dataclass(eq=False)
@@ -103,22 +106,6 @@ class Batch:
         return max(slot.position for slot in self.slots) + self.k + 1
 
 
-class BlockAllocator:
-    """Blocks 1 to pool - 1; block 0 is the null block."""
-
-    def __init__(self, pool: int) -> None:
-        self._free = list(range(1, pool))[::-1]
-
-    def allocate(self, count: int) -> list[int] | None:
-        """This number of blocks; None if fewer are free."""
-        if count > len(self._free):
-            return None
-        return [self._free.pop() for _ in range(count)]
-
-    def free(self, blocks: list[int]) -> None:
-        self._free += blocks[::-1]
-
-
 class SlotTable:
     """The slots of a batch."""
 
@@ -151,8 +138,8 @@ class SlotTable:
 
     def allocate(self, number: int, request: Request, allowed: MaskFn | None = None, **more: Any) -> Slot:
         """Give a request the next free slot; `more` are its blocks, and a result of what it had sampled before."""
-        slot = self._slots[number] = Slot(self._free.pop(), number, request, allowed, **more)
-        return slot
+        self._slots[number] = Slot(self._free.pop(), number, request, allowed, **more)
+        return self._slots[number]
 
     def free(self, number: int) -> None:
         """Free a request's slot, if it has one."""
@@ -160,13 +147,9 @@ class SlotTable:
             self._free.append(slot.index)
 
     def step_inputs(
-        self,
-        limits: tuple[int, ...],
-        bucket: int,
-        allowed: np.ndarray | None = None,
-        drafts: Sequence[Sequence[int]] = (),
-        rows: int = 1,
-    ) -> StepInputs:
+        self, limits: tuple[int, ...], bucket: int, allowed: np.ndarray | None = None,
+        drafts: Sequence[Sequence[int]] = (), rows: int = 1,
+    ) -> StepInputs:  # fmt: skip
         """The inputs of a step of all decoding slots, each with its limit of drafts; the other rows are neutral.
 
         `allowed`: the masks of a full-sampling graph. `rows` > 1: the newest token and then the `drafts` of each slot.
@@ -193,7 +176,9 @@ class SlotTable:
         blocks = tuple((slot.index, slot.blocks) for slot in self.decoding)
         requests = {slot.index: slot.request for slot in self.active}
         inputs = self._fixed("sampling", numbers, lambda: _sampling_inputs(requests, self.batch))
-        inputs |= self._fixed(f"table {bucket}", blocks, lambda: {"block_table": self._table(bucket)})
+        inputs |= self._fixed(
+            f"table {bucket}", blocks, lambda: {"block_table": _block_table(blocks, self.batch, bucket)}
+        )
         return inputs | {"k_limits": limits_B}
 
     def _fixed(self, name: str, state: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -204,29 +189,24 @@ class SlotTable:
                 array.flags.writeable = False
         return dict(self._made[name][1])
 
-    def _table(self, bucket: int) -> np.ndarray:
-        table_BL = np.zeros((self.batch, bucket // KEY_TILE), np.int32)
-        for slot in self.decoding:
-            _set_blocks(table_BL[slot.index], slot)
-        return table_BL
-
 
 def prompt_inputs(slot: Slot, chunk: Chunk, vocab_size: int) -> StepInputs:
     ids, request, last = slot.ids, slot.request, chunk.end == slot.known
-    inputs = zero_inputs(B=1, T=chunk.rows, L=chunk.keys // KEY_TILE, F=1)
-    inputs.input_ids[0, : chunk.size] = ids[chunk.first : chunk.end]
-    inputs.positions[0], inputs.num_tokens[0], inputs.slots[0] = chunk.first, chunk.size, slot.index
-    _set_blocks(inputs.block_table[0], slot)
-    inputs.next_prompt_id[0] = -1 if last else ids[chunk.end]
-    inputs = inputs._replace(**_sampling_inputs({0: request}, 1))
-    if not request.full_sampling:
-        return inputs._replace(**_neutral_inputs(vocab_size))
-    words = mask_words(vocab_size)
-    # the token after a chunk that is not the last one is dropped
-    masked = {0: ConstrainedDraft(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
-    counts_V = np.bincount(slot.result.ids, minlength=vocab_size).astype(np.int32)
-    counts_V[list(request.ids)] += PROMPT_FLAG
-    return inputs._replace(allowed=masks_of_rows(masked, 1, 1, words), prompt_token_counts=counts_V[None])
+    ids_1T = np.zeros((1, chunk.rows), np.int32)
+    ids_1T[0, : chunk.size] = ids[chunk.first : chunk.end]
+    inputs, next_id = _sampling_inputs({0: request}, 1), -1 if last else ids[chunk.end]
+    if request.full_sampling:
+        words = mask_words(vocab_size)
+        # the token after a chunk that is not the last one is dropped
+        masked = {0: ConstrainedDraft(slot.allowed, slot.result.ids, 0, words)} if slot.allowed and last else {}
+        counts_V = np.bincount(slot.result.ids, minlength=vocab_size).astype(np.int32)
+        counts_V[list(request.ids)] += PROMPT_FLAG
+        inputs |= {"allowed": masks_of_rows(masked, 1, 1, words), "prompt_token_counts": counts_V[None]}
+    else:
+        inputs |= _neutral_inputs(vocab_size)
+    numbers = {"positions": chunk.first, "num_tokens": chunk.size, "slots": slot.index, "next_prompt_id": next_id}
+    inputs |= {name: np.array([number], np.int32) for name, number in numbers.items()}
+    return StepInputs(ids_1T, block_table=_block_table([(0, slot.blocks)], 1, chunk.keys), **inputs)
 
 
 @functools.cache
@@ -234,38 +214,37 @@ def _neutral_inputs(vocab_size: int) -> dict[str, np.ndarray]:
     """The inputs of logits processors that change no logit; a runner keeps them on its devices."""
     inputs = {
         "allowed": np.full((1, 1, mask_words(vocab_size)), -1, np.int32),
-        "prompt_token_counts": np.zeros((1, vocab_size), np.int32), **_processor_inputs([Params()], [False]),
+        "prompt_token_counts": np.zeros((1, vocab_size), np.int32), **_processor_inputs([_NEUTRAL]),
     }  # fmt: skip
     for array in inputs.values():
         array.flags.writeable = False
     return inputs
 
 
-def _set_blocks(row_L: np.ndarray, slot: Slot) -> None:
-    """The blocks of a slot in its row of a block table; the null block stays after them."""
-    blocks = slot.blocks[: len(row_L)]
-    row_L[: len(blocks)] = blocks
+def _block_table(rows: Iterable[tuple[int, tuple[int, ...]]], batch: int, bucket: int) -> np.ndarray:
+    """(B, L) the blocks of rows, as far as the bucket goes; the null block after them, and in the other rows."""
+    table_BL = np.zeros((batch, bucket // KEY_TILE), np.int32)
+    for row, blocks in rows:
+        table_BL[row, : len(blocks)] = blocks[: bucket // KEY_TILE]
+    return table_BL
 
 
 def _sampling_inputs(requests: Mapping[int, Request], batch: int) -> dict[str, np.ndarray]:
     """The sampling parameters of each row's request; a row without one is neutral."""
-    params = [requests[row].params if row in requests else Params() for row in range(batch)]
+    rows = [requests.get(row, _NEUTRAL) for row in range(batch)]
+    params = [request.params for request in rows]
     inputs = {
         "sampling_params": np.array([(p.top_k, p.top_p, p.sampling_temperature) for p in params], np.float32),
         "min_p": np.array([p.min_p for p in params], np.float32),
         "seeds": np.array([p.seed_words for p in params], np.uint32).view(np.int32),
     }
-    if not any(request.full_sampling for request in requests.values()):
-        return inputs
-    masked = [row in requests and requests[row].allowed is not None for row in range(batch)]
-    return inputs | _processor_inputs(params, masked)
+    return inputs | _processor_inputs(rows) if any(request.full_sampling for request in rows) else inputs
 
 
-def _processor_inputs(params: Sequence[Params], masked: Sequence[bool]) -> dict[str, np.ndarray]:
+def _processor_inputs(rows: Sequence[Request]) -> dict[str, np.ndarray]:
     """The penalties and biases of rows, and whether log-probabilities are of allowed ids only."""
-    penalties = [(*p.penalties, has_mask) for p, has_mask in zip(params, masked, strict=True)]
-    shape = len(params), MAX_BIASES
+    penalties, shape = [(*r.params.penalties, r.allowed is not None) for r in rows], (len(rows), MAX_BIASES)
     bias_ids, bias = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
-    for row, biases in enumerate(p.logit_bias for p in params):
+    for row, biases in enumerate(r.params.logit_bias for r in rows):
         bias_ids[row, : len(biases)], bias[row, : len(biases)] = list(biases), list(biases.values())
     return {"penalties": np.array(penalties, np.float32), "bias_ids": bias_ids, "bias": bias}

@@ -108,8 +108,7 @@ class RankWorker:
 
 def _numpy(tensor: Any, spec: TensorSpec) -> np.ndarray:
     # a tensor's dtype may come back void
-    array: np.ndarray = tensor.numpy().view(BY_NAME[spec.dtype].numpy)
-    return array
+    return tensor.numpy().view(BY_NAME[spec.dtype].numpy)
 
 
 def _names(graph: GraphSpec, loaded: Mapping[str, Any]) -> dict[str, TensorSpec]:

@@ -27,7 +27,7 @@ class Runner(ABC):
         self.loaded = set[GraphKey]()
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        return StepOutputs.of(self.launch(key, inputs))
+        return StepOutputs(*self.launch(key, inputs))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
         """Launch a graph of the draft; returns the candidates (B, N)."""

@@ -21,16 +21,8 @@ from trnspec.bundle.contract import violations
 from trnspec.bundle.manifest import PLAIN, Compiler, flag_tag, with_lnc
 from trnspec.bundle.opening import Bundle
 from trnspec.bundle.shards import shard_tensors
-from trnspec.runtime import split_layers
-from trnspec.runtime.jax_compat import (
-    COMPILER_ERRORS,
-    compile_module,
-    ir,
-    module_of,
-    operations,
-    replicate,
-    stablehlo,
-)  # fmt: skip
+from trnspec.runtime import jax_compat, split_layers
+from trnspec.runtime.jax_compat import ir, stablehlo
 from trnspec.runtime.runner import Runner
 
 # XLA's options on a CPU, with which a row has the same bits among any number of rows (tests/runtime/test_bits.py):
@@ -48,8 +40,7 @@ _FLAGS_OF_USER = os.environ.get(_FLAGS_VARIABLE)
 class XlaRunner(Runner):
     """Compiles a bundle's HLO protos; ranks are devices of this process.
 
-    Weights and graphs are read and checked once, when the runner is made. Raises UserError for a bundle that the
-    platform cannot run.
+    Weights and graphs are read and checked when it is made. Raises UserError for a bundle that the platform cannot run.
     """
 
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
@@ -116,7 +107,7 @@ class XlaRunner(Runner):
         placed = {id(array): on_devices for array, on_devices in self._placed}
         for array in inputs:
             if id(array) not in placed:
-                placed[id(array)] = replicate(array, self._sharding, self._devices)
+                placed[id(array)] = jax_compat.replicate(array, self._sharding, self._devices)
         fixed = (array for array in inputs if isinstance(array, np.ndarray) and not array.flags.writeable)
         self._placed = [(array, placed[id(array)]) for array in fixed]
         return [placed[id(array)] for array in inputs]
@@ -138,8 +129,7 @@ class XlaRunner(Runner):
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: cpu, or neuron (libneuronxla's plugin in JAX).
 
-    Rank r runs on device r of this process in the plugin's order, which is that of the logical cores. UserError if
-    there are fewer.
+    Rank r runs on device r in the plugin's order, which is that of the logical cores. UserError if there are fewer.
     """
     if platform == "cpu":
         # devices cannot be added once they are made
@@ -183,21 +173,21 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec, platform: st
     its layers' halves, and a plugin gets a barrier for each copy (`without_copies`).
     """
     try:
-        with module_of(proto) as module:
+        with jax_compat.module_of(proto) as module:
             if platform != "cpu":
                 without_copies(module)
-                return compile_module(module, devices, {})
+                return jax_compat.compile_module(module, devices, {})
             if TARGET.encode() in proto:
                 custom_calls.register()
                 split_layers.split(module)
-            return compile_module(module, devices, CPU_OPTIONS)
-    except COMPILER_ERRORS as error:
+            return jax_compat.compile_module(module, devices, CPU_OPTIONS)
+    except jax_compat.COMPILER_ERRORS as error:
         raise refused(graph, "compiled", error) from error
 
 
 def without_copies(module: ir.Module) -> None:
     """Replace copies by barriers: StableHLO has no copy, and plugins refuse the operation outside of it."""
-    for operation in [o for o in operations(module.operation) if o.name == "mhlo.copy"]:
+    for operation in [o for o in jax_compat.operations(module.operation) if o.name == "mhlo.copy"]:
         with ir.InsertionPoint(operation), operation.location:
             barrier = stablehlo.OptimizationBarrierOp(operation.operands)
         operation.results[0].replace_all_uses_with(barrier.results[0])
