@@ -418,23 +418,6 @@ def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: s
     assert inside > 3 or reason == "context"
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_on(ahead: bool) -> None:
-    full = [_single(_request(seed, 30)).ids for seed in (1, 2, 3, 4)]
-    runner = Machine()
-    runner.broken = 2
-    engine = _engine(runner)
-    numbers = [engine.add(_request(seed, 30)) for seed in (1, 2, 3, 4)]
-    events = _drain(engine, ahead)
-    results = {event.number: event.result for event in events if event.result}
-    # the token of position 17 is the thirteenth after a prompt of 5
-    expected = [full[0], full[1][:12], *full[2:]]
-    assert [results[n].ids for n in numbers] == expected == [_ids(events, n) for n in numbers]
-    assert [results[n].finish_reason for n in numbers] == ["length", "error", "length", "length"]
-    assert [len(blocks) for _, blocks in runner.cleared] == [1]
-    assert results[numbers[1]].seconds > 0
-
-
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:
     engine = _engine()
 

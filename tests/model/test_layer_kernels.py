@@ -6,7 +6,6 @@ tests/compile/test_ranks.py has the tokens of graphs with simulated kernels.
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls, simulated
 from model.nki.context import NkiContext, make_context
 from model.nki.fused_layer import group_sizes
-from model.nki.launches import TARGET, Launch, Result, from_text, to_text
+from model.nki.launches import Launch, Result, from_text, to_text
 from model.nki.table import KERNELS
 from model.ops import EAGER
 from model.qwen3 import Qwen3
@@ -31,7 +30,6 @@ from model.rope import rotation
 from tests.compile.tiny import spec, write_model
 from tests.model.family import AsTheyRun, untraced
 from tests.model.paged import empty_caches
-from trnspec.bundle import hlo
 from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
 from trnspec.engine.config import engine_config
@@ -63,35 +61,6 @@ def model_of(ctx: Context, dtype: torch.dtype, layers: int = 2) -> Qwen3:
         if p.is_floating_point():
             torch.nn.init.normal_(p, 1.0 if name.endswith("norm.weight") else 0.0, 0.06)
     return ctx.fuse(model)
-
-
-def rows(first: int, count: int, table: torch.Tensor) -> AttentionMetadata:
-    return AttentionMetadata(torch.arange(first, first + count, dtype=torch.int32)[None], table)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@torch.no_grad()
-def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
-    """Prompts of 128 and 256 rows, then rows of two sequences: logits within the dtype's rounding, by kernels only."""
-    launches, outs = Launches(), []
-    for ctx in (Context(), NkiContext(1, EAGER, launches)):
-        model, caches = model_of(ctx, dtype), empty_caches(CONFIG, 1, 8, dtype)
-        for slot, count in ((0, 128), (1, 256)):
-            ids = torch.arange(count, dtype=torch.int32)[None] * (slot + 3) % 512
-            _, caches, _ = model.hidden(ids, caches, rows(0, count, TABLE[slot : slot + 1]))
-        positions = torch.tensor([[40], [200]], dtype=torch.int32) + torch.arange(5, dtype=torch.int32)
-        ids = torch.arange(10, dtype=torch.int32).view(2, 5)
-        x, caches, _ = model.hidden(ids, caches, AttentionMetadata(positions, TABLE))
-        outs.append(model.logits(x))
-        assert all(not t[[0, 2, 4, 7]].any() for cache in caches for t in cache)
-    # a layer rounds a dozen times on the way
-    bound = 24 * torch.finfo(dtype).eps * outs[0].abs().max()
-    assert (outs[0] - outs[1]).abs().max() <= bound
-    expected = {"append_rows": 2, "prompt_attention": 2, "prompt_product": 4, "prompt_mlp": 1}
-    # a prompt of 128 rows fits the kernel of a step
-    expected |= {"decode_attention": 1, "decode_mlp": 2}
-    per_layer = {name: n / CONFIG.num_hidden_layers for name, n in Counter(x.kernel for x in launches).items()}
-    assert per_layer == expected
 
 
 @torch.no_grad()
@@ -131,25 +100,6 @@ def test_how_many_layers_each_launch_has() -> None:
     assert group_sizes(3, 16, (0, 3)) == [3]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
-    """Chunks that begin anywhere, the last longer than the rest of the table: within rounding of torch; pools are equal
-    bit for bit. tests/nki_kernels/attention has the rows of a step."""
-    torch.manual_seed(0)
-    contexts = Context(8), NkiContext(8, EAGER, simulated.serve)
-    pools = [empty_caches(PRESETS["Qwen/Qwen3-0.6B"], 8, 20, dtype)[0] for _ in contexts]
-    table = torch.arange(9, 1, -1, dtype=torch.int32)[None]
-    for first, count in ((0, 256), (200, 128), (384, 512), (800, 256)):
-        q, k, v = (torch.randn(1, heads, count, 128).to(dtype) for heads in (2, 1, 1))
-        outs = []
-        for i, ctx in enumerate(contexts):
-            out, pools[i] = ctx.attention(q, k, v, pools[i], rows(first, count, table))
-            outs.append(out.float()[:, :, : 1024 - first])
-        # relative to the largest output: torch's sums are in fp32, in an order of the processor's
-        assert (outs[0] - outs[1]).abs().max() <= 16 * torch.finfo(dtype).eps * outs[0].abs().max()
-    assert all(torch.equal(a, b) for a, b in zip(*pools, strict=True))
-
-
 def test_a_launch_survives_as_text() -> None:
     launch = Launch("gumbel_noise", ["#0", "#1", "#2", 17, None, 0.5], (Result((2, 3), "float32"),), (1,))
     operands = [Result((1, 2), "int32"), Result((4,), "bfloat16")]
@@ -182,20 +132,6 @@ def test_kernels_that_are_left_out_are_operations_of_the_graph(case: str) -> Non
     nki = make_context("nki", 1, layers=3, without=tuple(KERNELS))
     for found, expected in zip(CASES[case](nki), CASES[case](Context()), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_no_two_graphs_with_kernels_have_the_same_launches(folder: Path) -> None:
-    """But a prompt's with its log-probabilities, which are operations around the launches of the plain one."""
-    plan = make_plan(spec(folder, kernels="nki", batch=1, max_len=512, chunks=(128, 512)).bundle)
-    graphs = [graph for graph in plan.graphs if graph.key.stage is not Stage.PREFILL_LOGPROBS]
-    launches = {tuple(_launches(proto)) for _, proto in lower_graphs(plan.spec, graphs)}
-    assert len(launches) == len(graphs) == 8
-
-
-def _launches(proto: bytes) -> list[bytes]:
-    calls = (i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == TARGET)
-    return sorted(call.backend_config for call in calls)
 
 
 @pytest.mark.slow
