@@ -171,7 +171,7 @@ FORMULAS: dict[str, Any] = {"parallel": Masked, "eagle3": Head, "dflash": Block}
 
 
 @pytest.mark.parametrize(
-    ("draft", "k_0"), [(draft, k_0) for draft in DRAFTS for k_0 in (False, True) if not (k_0 and draft == "parallel")]
+    ("draft", "k_0"), [*((draft, False) for draft in DRAFTS), *((f"dflash {form}", True) for form in BLOCKS)]
 )
 @torch.no_grad()
 def test_drafts_are_those_of_the_formulas(folder: Path, draft: str, k_0: bool) -> None:

@@ -20,6 +20,7 @@ from model.strict import Wrong
 from tests.model.family import eager_engine, family_spec, some_graphs
 from trnspec.bundle.plan import make_plan
 from trnspec.bundle.spec import spec_from_json
+from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result
@@ -107,6 +108,26 @@ def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
     expected = eager_engine(family, "none", batch=8).run(requests)
     results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
     assert [r.ids for r in results] == [r.ids for r in expected]
+
+
+class InTurn(AdaptiveK):
+    """Another k in each step."""
+
+    def choose(self) -> int:
+        self.ks = (*self.ks[1:], self.ks[0])
+        return self.ks[0]
+
+    def ended(self, k: int, seconds: float | None, requests: Any) -> None:
+        """The order is given."""
+
+
+@pytest.mark.parametrize(("drafter", "max_k"), [("eagle3", 6), ("dflash", 5)])
+def test_tokens_are_the_targets_after_steps_of_k_0(family: Path, drafter: str, max_k: int) -> None:
+    requests, engine = _requests(6, 5), eager_engine(family, drafter, k=f"2,{max_k}", batch=1)
+    engine.step_k, keys = InTurn([max_k]), engine.runner.keys  # type: ignore[attr-defined]
+    engine.step_k.ks, first = (max_k, 0, 2, 0), len(keys)
+    _check(eager_engine(family, "none", batch=8).run(requests), engine.run(requests))
+    assert {key.k for key in keys[first:] if not key.is_prefill} == {0, 2, max_k}
 
 
 def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:
