@@ -50,7 +50,6 @@ class Machine:
         self.bundle: Any = SimpleNamespace(plan=SimpleNamespace(by_key=dict.fromkeys(graph_keys(config))))
         # tokens of prompts that were computed
         self.prefilled = 0
-        self.broken = NO_ID - 1
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
         self._check(key, inputs)
@@ -157,8 +156,6 @@ class Machine:
                 (int(t), int(drawn[t] % PROMPT_FLAG), int(drawn[t] >= PROMPT_FLAG)) for t in drawn.nonzero()[0]
             )
         rng = random.Random(f"{visible} {inputs.seeds[row].tolist()} {counts}")
-        if int(inputs.seeds[row, 0]) == self.broken and len(visible) % 17 == 0:
-            return NO_ID
         if inputs.allowed is None:
             return rng.randrange(V)
         mask = inputs.allowed[row, min(n, inputs.allowed.shape[1] - 1)]

@@ -31,7 +31,7 @@ from trnspec.engine import engine as engine_module
 from trnspec.engine import masks, slots
 from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.async_engine import AsyncEngine
-from trnspec.engine.config import Chunk, EngineConfig, engine_config
+from trnspec.engine.config import EngineConfig, engine_config
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
 from trnspec.engine.request import Params, Request, Result, Score
@@ -119,19 +119,21 @@ def _facts(outer: Outer) -> list[tuple[Any, ...]]:
     return list(zip(outer.sampled, outer.scores, outer.prompt_scores, strict=True))
 
 
-def _outer(seed: int = 2, **more: Any) -> Outer:
-    """A mixed load, then long answers."""
-    engine = _engine(Machine(strict=True), owns_blocks=False, **more)
+def _outer(seed: int = 2, repeated: int = K) -> Outer:
+    """A mixed load, then long answers; a last chunk has at least the rows that a parallel draft repeats."""
+    config = dataclasses.replace(CONFIG, min_last_chunk=repeated)
+    engine = _engine(Machine(strict=True), config, owns_blocks=False)
     return Outer(engine, REQUESTS, POOL, random.Random(seed), preemption=0.03)
 
 
-def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score() -> None:
+@pytest.mark.parametrize("repeated", [0, K])
+def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score(repeated: int) -> None:
     """With penalties, masks, scores of new tokens and of prompts among the requests; no cached token runs again."""
-    outer, expected = _outer(), _expected()
+    outer, expected = _outer(repeated=repeated), _expected()
     assert outer.run() == [result.ids for result in expected]
     assert _facts(outer) == [(result.ids, result.scores, result.prompt_scores) for result in expected]
     assert not outer.over_limit
-    assert _machine(outer.engine).prefilled == outer.scheduled
+    assert repeated or _machine(outer.engine).prefilled == outer.scheduled
     assert min(outer.hits, outer.preempted) > 8
     assert len({result.finish_reason for result in expected}) > 1
     assert Stage.VERIFY in _stages(outer.engine)
@@ -222,7 +224,7 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(module, name, made[name])
 
     def is_seen(seed: int) -> bool:
-        outer = _outer(seed, config=dataclasses.replace(CONFIG, min_last_chunk=K))
+        outer = _outer(seed)
         try:
             outer.run()
         except (AssertionError, ValueError, IndexError, KeyError):
@@ -240,15 +242,6 @@ def test_scores_are_the_device_s_with_as_many_of_the_best_as_the_request_wants()
         logprob, rank, first, *_ = score_of(ids[:place], ids[place]).tolist()
         assert score == Score(logprob, int(rank), ((0, first), (1, -math.inf)))
     assert len(scores) == len(ids) - 1
-
-
-def test_rows_that_a_parallel_draft_repeats_are_scored_once() -> None:
-    config = dataclasses.replace(CONFIG, min_last_chunk=K, prompts=((128, 128), (128, 512)))
-    for length in (BLOCK - 1, BLOCK + 1, 2 * BLOCK + 2):
-        request = _request(1, 3, length, prompt_logprobs=1)
-        assert len(_single(request, config=config).prompt_scores) == length - 1
-        assert _single(request, config=config).prompt_scores == _single(request).prompt_scores
-    assert config.chunk(BLOCK, BLOCK + 1) == Chunk(BLOCK + 1 - K, K, 128, 512), "no more than the draft reads"
 
 
 def test_a_prompt_goes_first_and_a_step_runs_between_chunks() -> None:
@@ -281,20 +274,16 @@ def test_a_cancelled_request_has_no_more_events(steps: int, ahead: bool) -> None
     assert len(engine._free_blocks) == 4
 
 
-@pytest.mark.parametrize("launched", [1, 2])
-def test_launched_steps_are_read_for_those_who_stay(launched: int) -> None:
+def test_launched_steps_are_read_for_those_who_stay() -> None:
     engine = _engine()
     early, gone = engine.add(_request(1, 40)), engine.add(_request(2, 40))
     events = engine.step() + engine.step()
     engine.launch()
-    if launched == 2:
-        engine.launch_next()
+    engine.launch_next()
     ran = len(_machine(engine).keys)
     engine.cancel(gone)
-    for _ in range(launched):
-        events += engine.step()
+    events += engine.step() + engine.step()
     assert len(_machine(engine).keys) == ran, "nothing is run again"
-    assert {event.number for event in events[2:]} == {early}
     assert _ids(events + _drain(engine), early) == _single(_request(1, 40)).ids
 
 
@@ -315,47 +304,33 @@ def _follows(engine: AsyncEngine) -> bool:
     return len(_machine(engine).keys) > before
 
 
-def test_one_step_is_launched_ahead_and_no_more() -> None:
-    engine = _running()
-    assert _follows(engine)
-    assert not _follows(engine)
-    assert not _follows(_engine())
-    read = _running()
-    read.step()
-    assert not _follows(read)
-
-
 # the step that runs writes K + 1 rows, and so does the next one; the first bucket has 128 positions, and limits of the
-# second step are the first one's, while the last position is max_len - 1
-@pytest.mark.parametrize(("end", "follows"), [(BLOCK, True), (BLOCK + 1, False), (LENGTH - 1, True), (LENGTH, False)])
-def test_no_step_is_launched_ahead_into_another_bucket_or_near_the_end(end: int, follows: bool) -> None:
-    assert _follows(_running(length=end - 2 * (K + 1))) == follows
+# second step are the first one's, while the last position is max_len - 1; one token is there before the step that runs
+@pytest.mark.parametrize(
+    ("more", "follows"),
+    [
+        *(
+            ({"length": end - 2 * (K + 1)}, end in (BLOCK, LENGTH - 1))
+            for end in (BLOCK, BLOCK + 1, LENGTH - 1, LENGTH)
+        ),
+        *(({"count": count}, count == K + 3) for count in (K + 2, K + 3)),
+        ({"config": HOST}, False),
+    ],
+    ids=str,
+)
+def test_one_step_is_launched_ahead_where_no_result_can_change_it(more: dict[str, Any], follows: bool) -> None:
+    engine = _running(**more)
+    assert [_follows(engine), _follows(engine)] == [follows, False]
 
 
-@pytest.mark.parametrize(("count", "follows"), [(K + 2, False), (K + 3, True)])
-def test_no_step_is_launched_ahead_of_what_may_be_the_last_one(count: int, follows: bool) -> None:
-    """One token is there before the step that runs. A request that goes on is enough."""
-    assert _follows(_running(count)) == follows
-    engine = _engine()
-    for seed, tokens in enumerate((count, 40)):
-        engine.add(_request(seed, tokens))
-        engine.step()
-    engine.launch()
-    assert _follows(engine)
-
-
-def test_no_step_is_launched_ahead_where_a_result_may_change_it() -> None:
-    assert not _follows(_running(config=HOST))
-    waiting = _running()
+def test_no_step_is_launched_ahead_of_others_who_come_or_of_another_k() -> None:
+    waiting, joined, read, chosen = _running(), _running(), _running(), AdaptiveK([1])
     waiting.add(_request(2))
-    assert not _follows(waiting)
-    joined = _running()
     joined.slots.allocate(9, _request(2)).position = 3
-    assert not _follows(joined)
-    chosen = AdaptiveK([1])
-    engine = _running(step_k=chosen)
+    read.step()
+    changed = _running(step_k=chosen)
     chosen.current = K
-    assert not _follows(engine)
+    assert not any(map(_follows, (waiting, joined, read, changed, _engine())))
 
 
 @pytest.mark.parametrize(
@@ -434,42 +409,16 @@ def test_a_request_ends_inside_of_a_step_with_as_many_scores_as_tokens(reason: s
         engine = _engine(Machine(chance=0.9))
         number = engine.add(_request(seed, **ENDS[reason], logprobs=0))
         events = _drain(engine)
-        (result,) = (event.result for event in events if event.result)
+        result = next(event.result for event in events if event.result)
         assert result.finish_reason == reason
         assert [score.rank - 1 for score in result.scores] == result.ids
         assert result.ids == _ids(events, number) or reason == "stop"
         assert all(len(event.scores) == len(event.ids) for event in events)
         inside += events[-1].accepted + 1 > len(events[-1].ids)
-        assert (result.drafted, sum(event.accepted for event in events)) == (result.drafted, sum(result.accepted))
-        assert sum(event.drafted for event in events) == sum(result.drafted)
-        if reason == "context":
-            assert len(result.ids) == 9
+        for count in ("drafted", "accepted"):
+            assert sum(getattr(event, count) for event in events) == sum(getattr(result, count))
+        assert reason != "context" or len(result.ids) == 9
     assert inside > 3 or reason == "context"
-
-
-@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
-def test_a_request_that_cannot_be_sampled_ends_with_an_error_and_the_others_go_on(ahead: bool) -> None:
-    full = [_single(_request(seed, 30)).ids for seed in (1, 2, 3, 4)]
-    runner = Machine()
-    runner.broken = 2
-    engine = _engine(runner)
-    numbers = [engine.add(_request(seed, 30)) for seed in (1, 2, 3, 4)]
-    events = _drain(engine, ahead)
-    results = {event.number: event.result for event in events if event.result}
-    # the token of position 17 is the thirteenth after a prompt of 5
-    expected = [full[0], full[1][:12], *full[2:]]
-    assert [results[n].ids for n in numbers] == expected == [_ids(events, n) for n in numbers]
-    assert [results[n].finish_reason for n in numbers] == ["length", "error", "length", "length"]
-    assert [len(blocks) for _, blocks in runner.cleared] == [1]
-    assert results[numbers[1]].seconds > 0
-
-
-def test_limits_that_leave_no_token_end_their_request_only() -> None:
-    params = Params(allowed_token_ids=(4,), bad_words=((4, 4),))
-    empty, other = _engine().run([_request(1, params=params), _request(2)])
-    assert (empty.ids, empty.finish_reason) == ([4], "error")
-    assert "the request's limits exclude every token, after 1 new tokens; look for" in empty.error
-    assert other.ids == _single(_request(2)).ids
 
 
 def test_a_run_that_fails_leaves_the_engine_empty() -> None:
@@ -524,42 +473,6 @@ def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pyte
         assert sum(counts) == sum(sum(getattr(r, name)) for r in results)
 
 
-@pytest.mark.parametrize(
-    ("limit", "host", "ks"),
-    [(None, False, {0, 1, 3}), (1, False, {0, 1}), (0, False, {0}), (None, True, {0, 1, 3}), (1, True, {0, 1})],
-)
-def test_the_graphs_that_a_request_may_run(limit: int | None, host: bool, ks: set[int]) -> None:
-    step_k: Any = EachInTurn(3, 0)
-    assert _engine(step_k=step_k, config=dataclasses.replace(CONFIG, host_drafts=host)).ks(limit) == ks
-
-
-def test_a_step_has_the_limits_of_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In slots that others have left, and where limits change while no slot does."""
-    seen = list[dict[int, int]]()
-    step = Machine._step
-
-    def watched(self: Machine, key: Any, inputs: Any) -> Any:
-        active = np.flatnonzero(inputs.block_table[:, 0])
-        seen.append({int(inputs.seeds[slot, 0]): int(inputs.k_limits[slot]) for slot in active})
-        return step(self, key, inputs)
-
-    monkeypatch.setattr(Machine, "_step", watched)
-    limits = {1: 3, 2: 1, 3: 3, 4: 0, 5: 2, 6: 2}
-    _engine().run([_request(seed, 6 + 5 * seed, k_limit=limit) for seed, limit in limits.items()])
-    assert {seed for some in seen for seed in some} == limits.keys()
-    assert all(limits[seed] == limit for some in seen for seed, limit in some.items())
-    seen.clear()
-    counts = iter([3, 1, 2, 0, 3, 1] * 20)
-    proposed = list[int]()
-
-    def propose(ids: Sequence[int], limit: int) -> list[int]:
-        proposed.append(next(counts))
-        return [7] * proposed[-1]
-
-    _engine(config=HOST, propose=propose).run([_request(9, 30)])
-    assert [limits[9] for limits in seen] == proposed
-
-
 def test_unused_slots_are_neutral_and_unchanged_inputs_are_the_same_arrays() -> None:
     """A temperature below 0.01 is 0.01, as in vLLM."""
     table, penalties = SlotTable(3), {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
@@ -600,10 +513,11 @@ FILTERED = Params(0.9, top_k=5)
     [{}, {"logprobs": 0}, {"k_limit": 1}, {"count": 500}, {"length": 300}, {"params": FILTERED, "count": 200}],
     ids=str,
 )
-def test_what_a_request_runs_is_prepared(more: dict[str, Any]) -> None:
-    runner, prepared = Machine(), list[tuple[Any, bool]]()
+@pytest.mark.parametrize("config", [CONFIG, HOST], ids=["of the draft", "of the host"])
+def test_what_a_request_runs_is_prepared(config: EngineConfig, more: dict[str, Any]) -> None:
+    runner, prepared = Machine(config), list[tuple[Any, bool]]()
     runner.prepare = lambda key, warm: prepared.append((key, warm))  # type: ignore[attr-defined]
-    engine, request = _engine(runner), _request(1, **more)
+    engine, request = _engine(runner, config), _request(1, **more)
     prepare_graphs(engine, [*graphs_of(engine, request)] * 2)
     keys = [key for key, _ in prepared]
     assert keys == list(graphs_of(engine, request))
@@ -622,18 +536,6 @@ def test_sizes_are_the_smallest_that_fit_and_the_largest_beyond() -> None:
     assert [CONFIG.bucket(length) for length in (1, 128, 129, 600)] == [128, 128, 512, 512]
     assert [CONFIG.graph_k(drafts) for drafts in range(4)] == [0, 1, 3, 3]
     assert [CONFIG.graph_k(drafts, full_sampling=True) for drafts in range(4)] == [3] * 4
-
-
-CHUNKS = {
-    # first, length -> first, size, rows, keys
-    (0, 1): (0, 1, 128, 128), (0, 128): (0, 128, 128, 128), (0, 129): (0, 129, 256, 512),
-    (128, 400): (128, 256, 256, 512), (384, 400): (384, 16, 128, 512), (0, 127): (0, 127, 128, 128),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("ids", "expected"), CHUNKS.items())
-def test_the_next_chunk(ids: tuple[int, int], expected: tuple[int, ...]) -> None:
-    assert CONFIG.chunk(*ids) == Chunk(*expected)
 
 
 @pytest.mark.parametrize("sizes", [(128,), (128, 512, 2048), (128, 256)])

@@ -9,8 +9,6 @@ import pytest
 
 from compile.spec import BuildSpec
 from model.errors import UserError
-from tests.model.family import family_spec
-from trnspec.bundle.plan import make_plan
 from trnspec.engine.ngram import propose
 from trnspec.engine.request import Request, Result
 from trnspec.engine.slots import Slot
@@ -39,12 +37,6 @@ def test_the_search_is_its_definition() -> None:
 def test_drafts_come_from_the_prompt_and_the_new_tokens() -> None:
     slot = Slot(0, 0, Request((1, 2, 3, 9, 2)), result=Result(ids=[3]))
     assert [propose(slot.ids, limit) for limit in (0, 2, 7)] == [[], [9, 2], [9, 2, 3]]
-
-
-def test_its_bundle_has_no_draft(family: Path) -> None:
-    spec = family_spec(family, "ngram").bundle
-    assert (spec.drafter, spec.draft) == ("ngram", "none")
-    assert not [t.name for g in make_plan(spec).graphs for t in (*g.weights, *g.state) if t.name.startswith("draft")]
 
 
 def test_what_does_not_go_together_is_refused(family: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from model.errors import UserError
 from model.logits_processors import MAX_BIASES
 from tests.engine import machine
 from tests.engine.machine import V
-from trnspec.engine.masks import ConstrainedDraft, allows, mask_fn, mask_of
+from trnspec.engine.masks import ConstrainedDraft, mask_fn, mask_of
 from trnspec.engine.request import Params, Request, Result, check
 
 # more ids than a request may bias
@@ -107,39 +106,6 @@ def test_drafts_are_counted_by_their_place_in_a_step() -> None:
     result.count(3, 1)
     result.count(2, 2)
     assert (result.drafted, result.accepted, result.steps) == ([2, 2, 1], [2, 1, 0], 2)
-
-
-def _law(params: Params, ids: Sequence[int], ends: tuple[int, ...], grammar: set[int] | None) -> set[int]:
-    allowed = set(params.allowed_token_ids or range(V)) & (set(range(V)) if grammar is None else grammar)
-    words = [tuple(word) for word in params.bad_words]
-    allowed -= {word[-1] for word in words if len(word) == 1 or tuple(ids[-len(word) + 1 :]) == word[:-1]}
-    return allowed - set(ends) if len(ids) < params.min_tokens else allowed
-
-
-def _ids(mask: np.ndarray | None) -> set[int]:
-    assert mask is not None
-    return {token for token in range(V) if allows(mask, token)}
-
-
-def test_masks_are_the_grammar_without_what_the_parameters_exclude() -> None:
-    rng = random.Random(0)
-    for case in range(60):
-        params = Params(
-            allowed_token_ids=tuple(rng.sample(range(V), 40)) if case % 2 else (),
-            bad_words=tuple(tuple(rng.choices(range(6), k=rng.randint(1, 3))) for _ in range(case % 4)),
-            min_tokens=case % 5,
-        )
-        of_grammar = set(rng.sample(range(V), 30)) if case % 3 == 0 else None
-        grammar = None if of_grammar is None else lambda ids, found=of_grammar: mask_of(found, V)
-        ends = (0, 7) if case % 2 else ()
-        request = Request((1,), params, 9, (5,), allowed=grammar, ends=ends)
-        masks = mask_fn(request, V)
-        if masks is None:
-            assert not params.masks
-            continue
-        for _ in range(20):
-            ids = rng.choices(range(6), k=rng.randint(0, 7))
-            assert _ids(masks(ids)) == _law(params, ids, ends or (5,), of_grammar)
 
 
 def test_a_mask_is_not_made_anew_where_nothing_changes() -> None:

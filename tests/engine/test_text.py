@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from model.errors import UserError
-from trnspec.engine.text import TOKENIZER, Detokenizer, encode, ids_of_words, load_tokenizer, tokenizer_fault
+from trnspec.engine.text import TOKENIZER, Detokenizer, encode, ids_of_words, load_tokenizer
 
 TEXT = "Zähle: 1, 2, 3, 😀 drei, vier — 5, 6. Ende, 1, 2 und 😀😀, fertig."
 
@@ -148,11 +148,3 @@ def test_a_panic_of_the_library_is_a_sentence_and_an_interrupt_is_not() -> None:
     interrupted: Any = Failing(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         encode(interrupted, "zzz")
-
-
-def test_a_tokenizer_that_cannot_be_used_is_named() -> None:
-    good = BYTES.to_str().encode()
-    assert tokenizer_fault(good, 256) == ""
-    assert "has the id 255, the model's ids are 0 to 254" in tokenizer_fault(good, 255)
-    for bad in (b"", b"{}", good[:-9], b"\xff" + good, b"[1, 2]"):
-        assert tokenizer_fault(bad, 256).startswith("cannot be used: the tokenizers library failed")

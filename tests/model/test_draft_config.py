@@ -13,7 +13,6 @@ from model.config import PRESETS, config_from_dict, load_config
 from model.drafters.eagle3 import Eagle3Config
 from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
-from model.strict import read
 from tests.compile.tiny import BASE
 from tests.model.heads import BLOCK_FACTS, BLOCKS, block_config
 
@@ -70,33 +69,6 @@ def test_every_format_of_a_block_is_inferred_and_read(tmp_path: Path, form: str)
     assert config.incompatibility(TINY, max_k) == ""
     assert f"at most {max_k} ids in a block of 6" in config.incompatibility(TINY, max_k + 1)
     assert config.untrained_ks((2, max_k)) == ([] if config.causal else [2])
-
-
-def test_formats_of_one_block_are_one_configuration(tmp_path: Path) -> None:
-    """The demo's drafts, in SpecForge's and z-lab's formats, restated in DeepSpec's and in speculators'."""
-    for name, kind, forms in (("draft_dspark", "dspark", 2), ("draft_dflash", "dflash", 1)):
-        raw = json.loads((Path("demo") / name / "config.json").read_text())
-        expected, block = load_draft(DRAFTERS["dflash"], f"demo/{name}", DEMO), raw.pop("dflash_config")
-        taps = {"aux_hidden_state_layer_ids": [layer + 1 for layer in block.pop("target_layer_ids")]}
-        speculators = {"speculators_model_type": kind, "transformer_layer_config": raw, "block_size": 16} | block | taps
-        deepspec = raw | block | {"target_layer_ids": [tap - 1 for tap in expected.taps]}
-        for form in (speculators, deepspec)[:forms]:
-            assert load_draft(DRAFTERS["dflash"], folder(tmp_path, form), DEMO) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("draft", "chain"),
-        *((f"draft_{kind}", kind) for kind in ("parallel", "eagle3", "dflash")),
-        ("draft_dspark", "dflash"),
-    ],
-)
-def test_a_draft_s_kind_is_inferred_and_a_manifest_gives_back_what_was_read(name: str, kind: str) -> None:
-    drafter = infer_drafter(f"demo/{name}")
-    config = load_draft(drafter, f"demo/{name}", DEMO)
-    assert drafter.name == kind
-    assert read(type(config), json.loads(json.dumps(vars(config)))) == config
 
 
 # a draft whose config.json is read, what is changed in it, what the sentence says

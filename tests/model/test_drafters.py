@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compile.recipes import ROOT
 from model.drafters.registry import DRAFTERS
 from model.strict import Wrong
 from tests.model.family import eager_engine, family_spec, some_graphs
@@ -88,6 +90,14 @@ def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> 
     ):
         with pytest.raises(Wrong, match=why):
             spec_from_json(spec.as_json() | changes)
+
+
+def test_nothing_but_the_registry_names_a_drafter() -> None:
+    """So that a new one is one file and one line; NxDI takes plain drafts only."""
+    quoted = "|".join(name for name in DRAFTERS if name != "none")
+    named = re.compile(rf'"({quoted})"|model\.drafters(\.(?!registry)| import)')
+    files = [f for folder in ("model", "trnspec", "compile", "serve") for f in (ROOT / folder).rglob("*.py")]
+    assert {f.parent.name for f in files if named.search(f.read_text(encoding="utf-8"))} == {"drafters", "nxd"}
 
 
 @pytest.mark.slow

@@ -27,8 +27,7 @@ from tests.model.heads import write_head
 from trnspec.bundle.opening import read_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
-from trnspec.engine.masks import ConstrainedDraft
-from trnspec.engine.request import Params, Request, Result, Score
+from trnspec.engine.request import Params, Request, Result
 
 END, ENDS, TOKENS = 7, (7, 20, 33, 46), 24
 WITH_DRAFTS = [name for name in DRAFTERS if name != "none"]
@@ -75,10 +74,17 @@ def _grammar(seed: int) -> Callable[[Sequence[int]], np.ndarray | None]:
     return lambda ids: None if ids and ids[-1] in ENDS else words(_allowed(seed, ids))
 
 
+def _every_other(ids: Sequence[int]) -> np.ndarray:
+    """A grammar that never ends a text: half of the ids after each one."""
+    return words([(n + len(ids)) % 2 == 0 for n in range(V)])
+
+
 def _requests(temperature: float = 0.0) -> list[Request]:
+    """Every mix, the last one under a grammar too."""
+    mixes = [(n, mix, _every_other if name == "all" else None) for n, (name, mix) in enumerate(MIXES.items())]
     return [
-        Request(prompt, Params(temperature, seed=n, **mix), TOKENS, (END,))
-        for n, mix in enumerate(MIXES.values())
+        Request(prompt, Params(temperature, seed=n, **mix), TOKENS, (END,), allowed=grammar)
+        for n, mix, grammar in mixes
         for prompt in PROMPTS
     ]
 
@@ -101,6 +107,7 @@ def _adjusted(logits_V: np.ndarray, request: Request, new: Sequence[int]) -> np.
     last = [w[-1] for w in p.bad_words if tuple(new)[len(new) + 1 - len(w) :] == tuple(w[:-1])]
     ends = request.stop_ids if len(new) < p.min_tokens else ()
     unlisted = [i for i in range(V) if p.allowed_token_ids and i not in p.allowed_token_ids]
+    unlisted += range(1 - len(new) % 2, V, 2) if request.allowed else ()
     adjusted_V[[*last, *ends, *unlisted]] = -np.inf  # type: ignore[list-item]
     return adjusted_V
 
@@ -210,31 +217,6 @@ def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: 
     assert 0 < _accepted(found[0])[0] < _accepted(found[0])[1]
     assert stages[0] == {Stage.STEP}
     assert drafter == "ngram" or {Stage.DRAFT, Stage.VERIFY} <= stages[1] & stages[2]
-
-
-@pytest.mark.parametrize("drafter", ["chain", "eagle3", "ngram"])
-def test_an_output_that_masks_force_accepts_every_draft(family: Path, drafter: str) -> None:
-    """Ids whose bit is a word's sign too. Log-probabilities are among the allowed ids."""
-    output = [31, 63, *((11 * n) % 50 + 8 for n in range(19))]
-
-    def allowed(ids: Sequence[int]) -> np.ndarray:
-        return words([i == output[len(ids) % 21] for i in range(V)])
-
-    (result,) = eager_engine(family, drafter, k=3).run([Request((3, 4), PARAMS[1], 21, allowed=allowed, logprobs=0)])
-    # the prompt's graph samples the first, five steps four each
-    assert (result.ids, result.steps, result.accepted) == (output, 5, [5, 5, 5])
-    assert result.scores == [Score(0.0, 1)] * 21
-
-
-def test_masks_of_rejected_drafts_are_noticed(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a walk that follows every draft, and so has wrong masks, changes what is emitted."""
-    expected = [r.ids for r in eager_engine(family, "none", batch=8).run(GRAMMARS)]
-
-    def follow_all(self: ConstrainedDraft, drafts: Sequence[int]) -> None:
-        self.drafts, self.masks = list(drafts), self.masks[:1] * (1 + len(drafts))
-
-    monkeypatch.setattr(ConstrainedDraft, "propose", follow_all)
-    assert [r.ids for r in eager_engine(family, batch=8).run(GRAMMARS)] != expected
 
 
 def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:

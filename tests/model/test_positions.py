@@ -5,43 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from nki_kernels.sampling import law
 from tests.model.demo_bundle import ROOT
 from tests.model.family import eager_engine
 from trnspec.engine.request import Params, Request
-from trnspec.engine.slots import Slot
 
 # logits divided by it are below the resolution of the noise in fp32
 NOISE_ONLY = 1e30
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_chain_drafts_what_its_model_samples_without_a_target(family: Path, k: int) -> None:
-    """Vanilla speculation, draft and target as graphs of their own, is the reference: steps accept the same, up to the
-    context's end. A draft that misses an id differs."""
-    params = (Params(), Params(0.8, seed=7), Params(1.5, seed=3))
-    requests = [Request((9, 2, 7, 7, 1, 30) * 10, p, 1000, k_limit=k) for p in params]
-    draft = eager_engine(family, "none", False, target=str(family / "chain"))
-
-    def propose(slot: Slot, count: int) -> list[int]:
-        return draft.run([Request(slot.ids, slot.request.params, count)])[0].ids if count else []
-
-    expected, host = eager_engine(family, k=3).run(requests), eager_engine(family, "ngram", k=3)
-    host.propose = propose
-    assert host.run(requests) == expected
-    full, rejected = (sum(r.accepted[k - 1] for r in expected), sum(r.drafted[0] - r.accepted[0] for r in expected))
-    assert full > 0, "the last draft's place in the cache matters after a step that accepts all"
-    assert rejected > 0
-
-
-def test_what_is_counted_ends_with_the_context(family: Path) -> None:
-    """A target that drafts for itself has every draft accepted, those of the last step too."""
-    (result,) = eager_engine(family, "itself", k=3).run([Request((9, 2, 7), Params(0.8, seed=7), 1000)])
-    assert (result.finish_reason, 3 + len(result.ids)) == ("context", 128)
-    assert result.accepted == result.drafted
-    assert len(result.ids) == 1 + result.steps + sum(result.accepted)
 
 
 def _first_samples() -> list[tuple[int, int, list[int]]]:

@@ -11,10 +11,9 @@ from transformers import Qwen3Config as HFConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from model.config import PRESETS, Qwen3Config, Yarn, config_from_dict
+from model.config import Qwen3Config, Yarn, config_from_dict
 from model.errors import UserError
 from model.rope import attention_factor, rotation, yarn_frequencies
-from trnspec.bundle.spec import BundleSpec
 
 QWEN3 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 STATED: list[dict[str, Any]] = [
@@ -85,16 +84,6 @@ def test_every_form_reaches_131072_positions(change: dict[str, Any]) -> None:
 def test_a_plain_model_has_no_yarn() -> None:
     config = read(rope_parameters={"rope_theta": 1e6, "rope_type": "default"}, max_position_embeddings=40960)
     assert (config.rope_scaling, config.max_position_embeddings) == (None, 40960)
-
-
-def test_max_len_follows_the_stretch() -> None:
-    config = replace(PRESETS["Qwen/Qwen3-32B"], rope_scaling=Yarn(4.0, 32768), max_position_embeddings=131072)
-    spec = BundleSpec("target", config, max_len=131072)
-    spec.check()
-    with pytest.raises(UserError, match="max-len 131200 is beyond the models' 131072 positions"):
-        replace(spec, max_len=131200).check()
-    with pytest.raises(UserError, match="beyond the models' 40960 positions"):
-        replace(spec, target_config=PRESETS["Qwen/Qwen3-32B"]).check()
 
 
 @pytest.mark.parametrize(

@@ -171,12 +171,6 @@ def test_a_row_without_a_sample_says_so_and_no_neighbour_notices(name: str) -> N
     assert after.count(NO_ID) == 4 * len(BROKEN)
 
 
-def test_a_mask_without_an_id_has_no_sample() -> None:
-    for name in ("reference masked", "nki of two ranks masked"):
-        rows = [dataclasses.replace(row, allowed=np.zeros(V, bool)) for row in random_rows(2)]
-        assert set(sampled(rows, *CASES[name][0])) == {NO_ID}
-
-
 @pytest.mark.parametrize("backend", ["reference", "nki"])
 def test_a_draft_s_sample_is_an_id_and_mostly_the_target_s(backend: str) -> None:
     """Its filters are approximate, so any finite id of a row is possible; without filters it is the target's."""

@@ -20,9 +20,7 @@ from model.nki.context import NkiContext
 from model.nki.filter_floor import filter_floor, over_ranks
 from model.ops import EAGER
 from model.parallel import VocabShard
-from model.sampling import SamplingParams, ShardArgmax
-from nki_kernels.limits import NO_FLOOR
-from nki_kernels.sampling import law
+from model.sampling import SamplingParams
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_logits_processors import some, words
 
@@ -50,22 +48,6 @@ def cases(count: int, vocabulary: int) -> tuple[Tensor, SamplingParams]:
     return torch.from_numpy(logits), params
 
 
-@pytest.mark.parametrize("k", [0, 1, 5])
-def test_acceptance_merges_the_shards(k: int) -> None:
-    """The kernel and plain torch, over values with ties between shards."""
-    generator = torch.Generator().manual_seed(k)
-    values = torch.randint(0, 3, (4, 6, k + 1), generator=generator).float()
-    ids = torch.randint(0, 16, (4, 6, k + 1), generator=generator).int() + 16 * torch.arange(4).int()[:, None, None]
-    samples, limit = ShardArgmax(values, ids), torch.tensor([k, k, k, 2, 1, 0], dtype=torch.int32)
-    drafts = samples.token_ids()[:, :k].clone()
-    drafts[1::2, k // 2 :] += 1
-    for ours, theirs in zip(NKI.accept(drafts, samples, limit), ONE_RANK.accept(drafts, samples, limit), strict=True):
-        assert torch.equal(ours, theirs)
-    assert torch.equal(samples.token_ids(), ids.gather(0, values.argmax(0, keepdim=True))[0]), (
-        "the first shard, ids ascend"
-    )
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_finds_the_same_floor(ranks: int) -> None:
     """That of one rank, by 18 collectives: the best logits, twice 8 passes and the mass between them. Masses round
@@ -78,25 +60,6 @@ def test_every_rank_finds_the_same_floor(ranks: int) -> None:
 
     expected = filter_floor(EAGER, logits, by, NKI._weights_above)
     assert all(torch.equal(floor, expected) and gathered == 18 for floor, gathered in on_ranks(ranks, work))
-
-
-@pytest.mark.parametrize("shape", [(40, 501), (3, 7)])
-def test_the_floor_keeps_what_the_filters_keep(shape: tuple[int, int]) -> None:
-    """Exactly the law's ids, ties included; more rows than a launch has; without filters there is no floor."""
-    for seed, step in ((0, 0.0), (1, 0.25)):
-        rng = np.random.default_rng(seed)
-        logits = (2 * rng.standard_normal(shape)).astype(np.float32)
-        if step:
-            logits = np.round(logits / step).astype(np.float32) * np.float32(step)
-        temperature_R, filters = filters_of(shape[0], seed)
-        floor = filter_floor(EAGER, torch.from_numpy(logits), (temperature_R, filters), NKI._weights_above).numpy()
-        for r in range(shape[0]):
-            top_k, top_p, min_p = (float(t[r]) for t in filters)
-            row = law.RowParameters(float(temperature_R[r]), int(top_k), top_p, min_p)
-            assert np.array_equal(logits[r] >= floor[r], law.kept_ids(logits[r].astype(np.float64), row)), r
-    off = torch.zeros(2)
-    floor = filter_floor(EAGER, torch.randn(2, 50), (off + 1, Filters(off, off + 1, off)), NKI._weights_above)
-    assert (floor == NO_FLOOR).all()
 
 
 def test_sums_of_ranks_have_one_order() -> None:
