@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from compile.hbm import hbm_text
 from compile.neuron.specialise import missing_kernel_files
 from compile.report import untrained_k_warnings
 from compile.serve_command import refusals
@@ -60,6 +61,7 @@ def summary(bundle: Bundle) -> dict[str, Any]:
         "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
         "kernels in": manifest.compiler.kernels, "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
         "versions": manifest.versions, "commit": manifest.commit,
+        "HBM of a rank": hbm_text(bundle.plan),
         "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
     }  # fmt: skip
 

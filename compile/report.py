@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from compile.hbm import hbm_text, rank_bytes
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.spec import BundleSpec
 
@@ -12,7 +13,7 @@ def plan_as_json(plan: BundlePlan) -> dict[str, Any]:
     return {
         "spec": spec.as_json(), "ks": [0, *spec.ks], "untrained_ks": spec.untrained_ks, "rows": spec.rows,
         "buckets": list(spec.buckets), "graphs": [graph.file for graph in plan.graphs],
-        "bytes_per_rank": {"weights": plan.weight_bytes, "caches": plan.cache_bytes},
+        "bytes_per_rank": rank_bytes(plan),
     }  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def plan_as_text(plan: BundlePlan) -> str:
         f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
         f"tp {spec.tp}, {spec.dtype}",
         *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
-        f"rank   {plan.weight_bytes / 1e9:.3f} GB of weights, {plan.cache_bytes / 1e9:.3f} GB of caches",
+        f"rank   {hbm_text(plan)}",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ])  # fmt: skip
 

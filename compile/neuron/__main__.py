@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m compile.neuron", description=__doc__)
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument("--toolchain", choices=("neuron", "model.pt"), default="neuron", help="NEFFs, or NxDI's model")
-    parser.add_argument("--jobs", type=int, default=0, help="compilers at a time (default: one per 40 GB of memory)")
+    parser.add_argument("--jobs", type=int, default=0, help="compilers at once (default: by processors and memory)")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
     extend(bundle, Recipe(toolchain=options.toolchain), options.jobs)

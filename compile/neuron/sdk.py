@@ -4,6 +4,8 @@ The real packages come from AWS's package index; the public index has empty pack
 """
 
 import importlib.metadata
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +17,9 @@ from compile.neuron.flags import TARGET
 from model.errors import UserError
 
 COMPILER, NKI = "neuronx-cc", "nki"
+# host memory of one neuronx-cc: 10 to 30 GB for a decode graph of 45 layers with NKI kernels at tp 32, the worst took
+# 174 (foxl-ai/kiln, docs/neuron-notes.md)
+JOB_BYTES = 40 * 10**9
 
 
 def compiler_program() -> str | None:
@@ -39,6 +44,19 @@ def versions(*packages: str) -> dict[str, str]:
     return {package: next((d.version for d in found), "(unknown version)") for package, found in named.items()}
 
 
+def free_memory() -> int:
+    """Bytes that new processes may take: what the machine has available, and at most a container's limit."""
+    available = re.findall(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.M)
+    limit = Path("/sys/fs/cgroup/memory.max")
+    limits = re.findall(r"\d+", limit.read_text(encoding="ascii")) if limit.is_file() else []
+    return min([1024 * int(available[0]), *map(int, limits)])
+
+
+def default_jobs() -> int:
+    """How many compilers run at a time unless told: one per processor and JOB_BYTES of free memory."""
+    return max(1, min(len(os.sched_getaffinity(0)), free_memory() // JOB_BYTES))
+
+
 def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> None:
     """Compile an HLO proto with neuronx-cc, run in ``folder``; UserError with its last line if it refuses the graph."""
     command = [
@@ -51,5 +69,5 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> N
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
             f"{COMPILER} ended with {done.returncode} on {hlo.name} and said: {last}; read {log}, change "
-            "compiler_flags, and run the command again"
+            "compiler_flags, and run the command again: what was compiled is kept"
         )

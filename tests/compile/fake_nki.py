@@ -1,7 +1,7 @@
 """A stand-in of the private seam by which frameworks specialise kernels with the vendor's `nki`, as nkipy calls it.
 
-It makes no IR: each file says that it is a stand-in. Names, results and aliases are those of the kernel, which nkisim
-runs on zeros. Form of the configuration: zml/zml and aws-neuron/nkipy.
+Its IR is the list of instructions that nkisim runs on zeros; names, results and aliases are those of the kernel. Form
+of the configuration: zml/zml and aws-neuron/nkipy.
 """
 
 from __future__ import annotations
@@ -69,14 +69,16 @@ def _config(kernel: CompileKernel, inputs: dict[str, Any]) -> Any:
                 fresh.append(value)
         return tuple(fresh)
 
-    outputs = list(nkisim.simulate(nkisim.jit(traced)[kernel.lnc])(*inputs.values()))
+    done = nkisim.run(nkisim.jit(traced)[kernel.lnc], tuple(inputs.values()), policy=nkisim.Policy(recording=True))
+    outputs = list(done.outputs if isinstance(done.outputs, tuple) else (done.outputs,))
     for operand, at in sorted(aliases.items(), key=lambda pair: pair[1]):
         outputs.insert(at, inputs[tensors[operand]])
     names = [f"output{at}" for at in range(len(outputs))]
     for operand, at in aliases.items():
         names[at], tensors[operand] = tensors[operand], f"{tensors[operand]}.must_alias_input"
     file = Path(kernel.artifacts_dir) / f"{kernel.func.__name__}.bir"
-    file.write_text(f"a stand-in of {kernel.func.__name__} on {kernel.lnc} cores: no IR\n", encoding="utf-8")
+    instructions = (f"{e.core} {e.engine} {e.op} {dict(e.work)}" for e in done.recording.events)
+    file.write_text("\n".join(["a stand-in's IR: the instructions", *instructions]), encoding="utf-8")
     binary = {
         "binary": str(file), "input_names": tensors, "output_names": names, "version_identifier": VERSION,
         "aliases": [[tensors[operand], names[at]] for operand, at in aliases.items()],

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shutil
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compile import recipes
 from compile.build import build
 from compile.doctor import findings
 from compile.neuron import specialise
+from compile.neuron.__main__ import extend
 from compile.neuron.specialise import KERNELS_FOLDER
 from model.nki.launches import LNC, TARGET
 from model.nki.table import KERNELS
@@ -89,6 +94,35 @@ def test_a_kernel_that_is_gone_is_named(made: tuple[Bundle, int]) -> None:
         "it calls 0123/gone.bir, which the bundle lacks (NCC_EVRF059)"
     ]
     assert specialise.missing_kernel_files(b"no graph", bundle.files) == ["it is no specialised graph (DecodeError)"]
+
+
+def test_an_edit_of_a_kernel_compiles_the_graphs_whose_instructions_it_changes(
+    made: tuple[Bundle, int], tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other ones, and none after a changed comment, which moves every line below it."""
+    bundle, _ = made
+    fake_nki.install(monkeypatch)
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "copy", copy_function=os.link))
+    shutil.copytree(recipes.ROOT / "nki_kernels", tmp_path / "tree/nki_kernels")
+    monkeypatch.setattr(recipes, "ROOT", tmp_path / "tree")
+    file, line = tmp_path / "tree/nki_kernels/sampling/accept_drafts.py", "    nisa.tensor_reduce(dst=count_1B1"
+
+    def compiled_after(change: str) -> set[str]:
+        text = file.read_text(encoding="utf-8")
+        assert text.count(line) == 1
+        file.write_text(text.replace(line, f"{change}\n{line}"), encoding="utf-8")
+        edited: Any = module_from_spec(found := spec_from_file_location(file.stem, file))  # type: ignore[arg-type]
+        found.loader.exec_module(edited)  # type: ignore[union-attr]
+        monkeypatch.setitem(KERNELS, file.stem, fake_nki.Kernel(edited.accept_drafts_kernel.fn))
+        before, count = {p: p.stat().st_ino for p in copy.rglob("*.neff")}, len(fake_nki.SPECIALISED)
+        extend(read_bundle(copy))
+        assert len(fake_nki.SPECIALISED) > count
+        return {p.stem for p, inode in before.items() if p.stat().st_ino != inode}
+
+    assert compiled_after("    # a comment") == set()
+    # the launches of k 0 have no drafts to count
+    changed = {"step_k1_bk128", "step_k1_unfiltered_bk128", "verify_k1_bk128"}
+    assert compiled_after("    nisa.memset(dst=count_1B1, value=0.0)") == changed
 
 
 def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
