@@ -15,12 +15,11 @@ from pathlib import Path
 from compile.bundle.cutting import Cutter
 from compile.bundle.staging import staged
 from compile.graph.trace import lower_graphs
-from compile.hbm import check_fits
 from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
-from compile.report import plan_as_json, plan_as_text
+from compile.report import FIGURES, hbm_text, plan_as_json, plan_as_text, rank_bytes
 from compile.spec import BuildSpec, parse
-from model.errors import guarded, run_cli
+from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.weights import shard_file
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
@@ -110,7 +109,8 @@ def checked_plan(spec: BuildSpec) -> BundlePlan:
     spec.check()
     check_toolchain(spec.recipe.toolchain, spec.bundle)
     plan = make_plan(spec.bundle)
-    check_fits(plan)
+    if sum(rank_bytes(plan).values()) > FIGURES.capacity:
+        raise UserError(f"a rank needs {hbm_text(plan)}; raise --tp, lower --batch or --max-len, or give fewer blocks")
     return plan
 
 

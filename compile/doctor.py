@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compile.hbm import hbm_text
-from compile.neuron.specialise import missing_kernel_files
-from compile.report import untrained_k_warnings
+from compile.report import hbm_text, untrained_k_warnings
 from compile.serve_command import refusals
 from model.errors import run_cli
 from model.weights import shard_file
@@ -46,8 +44,6 @@ def _faults(bundle: Bundle) -> Iterator[str]:
     for name in bundle.files:
         if name == TOKENIZER and (clause := tokenizer_fault(bundle.read(name), bundle.spec.target_config.vocab_size)):
             yield f"{name} {clause}"
-        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
-            yield from (f"{name} {s}" for s in missing_kernel_files(bytes(bundle.read(name)), bundle.files))
 
 
 def summary(bundle: Bundle) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _make_neffs(staging: Staging, files: Sequence[StagedFile], sizes: Mapping[st
     """
     made = {name: entry for name, recipe, _ in files if (entry := staging.reuse(name, recipe))}
     missing = {name: sizes[name] for name, *_ in files if name not in made}
-    begun, ended, refused = dict[str, float](), dict[str, float](), list[UserError]()
+    begun, ended, refused = dict[str, float](), dict[str, float](), list[str]()
 
     def make(file: StagedFile) -> File:
         begun[file[0]] = time.monotonic()
@@ -93,20 +93,18 @@ def _make_neffs(staging: Staging, files: Sequence[StagedFile], sizes: Mapping[st
         names = {pool.submit(make, file): file[0] for file in files if file[0] in missing}
         try:
             for done in as_completed(names):
-                name, ended[names[done]] = names[done], time.monotonic()
+                ended[name := names[done]] = time.monotonic()
                 try:
-                    made[name], said = done.result(), "compiled"
+                    made[name] = done.result()
                 except UserError as error:
-                    refused.append(error)
-                    said = "refused"
-                minutes = seconds_left(missing, begun, ended, jobs) / 60
-                print(f"{said} {name} in {ended[name] - begun[name]:.0f} s: {len(ended)} of {len(missing)}, about "
-                      f"{minutes:.0f} min to go", file=sys.stderr, flush=True)  # fmt: skip
+                    refused.append(str(error))
+                count, minutes = f"{len(ended)} of {len(missing)}", seconds_left(missing, begun, ended, jobs) / 60
+                took = f"{'made' if name in made else 'refused'} in {ended[name] - begun[name]:.0f} s"
+                print(f"{name} {took}: {count}, about {minutes:.0f} min to go", file=sys.stderr, flush=True)
         finally:
             pool.shutdown(cancel_futures=True)
     if refused:
-        also = f" ({len(refused) - 1} other graphs were refused too)" if refused[1:] else ""
-        raise UserError(f"{refused[0]}{also}")
+        raise UserError(refused[0] + f" ({len(refused) - 1} other graphs were refused too)" * (len(refused) > 1))
     return made
 
 

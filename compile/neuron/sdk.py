@@ -17,8 +17,7 @@ from compile.neuron.flags import TARGET
 from model.errors import UserError
 
 COMPILER, NKI = "neuronx-cc", "nki"
-# host memory of one neuronx-cc: 10 to 30 GB for a decode graph of 45 layers with NKI kernels at tp 32, the worst took
-# 174 (foxl-ai/kiln, docs/neuron-notes.md)
+# host memory of a neuronx-cc: 10 to 30 GB for a decode graph with NKI kernels, once 174 (foxl-ai/kiln, neuron-notes.md)
 JOB_BYTES = 40 * 10**9
 
 
@@ -44,17 +43,12 @@ def versions(*packages: str) -> dict[str, str]:
     return {package: next((d.version for d in found), "(unknown version)") for package, found in named.items()}
 
 
-def free_memory() -> int:
-    """Bytes that new processes may take: what the machine has available, and at most a container's limit."""
-    available = re.findall(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.M)
-    limit = Path("/sys/fs/cgroup/memory.max")
-    limits = re.findall(r"\d+", limit.read_text(encoding="ascii")) if limit.is_file() else []
-    return min([1024 * int(available[0]), *map(int, limits)])
-
-
 def default_jobs() -> int:
-    """How many compilers run at a time unless told: one per processor and JOB_BYTES of free memory."""
-    return max(1, min(len(os.sched_getaffinity(0)), free_memory() // JOB_BYTES))
+    """Compilers at a time: one per processor and JOB_BYTES of free memory, at most of a container's limit."""
+    memory = [1024 * int(n) for n in re.findall(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text("ascii"))]
+    if (limit := Path("/sys/fs/cgroup/memory.max")).is_file():
+        memory += map(int, re.findall(r"\d+", limit.read_text("ascii")))
+    return max(1, min(len(os.sched_getaffinity(0)), min(memory) // JOB_BYTES))
 
 
 def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> None:

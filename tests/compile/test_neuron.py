@@ -169,7 +169,7 @@ def test_the_greedy_set_is_compiled_first_then_what_is_largest(
     out = build(spec(base, "jobs", **SMALL, jobs=1))
     compiled = [name for *_, name in fake_sdk.calls(compiler)]
     assert (set(compiled[:3]), compiled[3:6], fake_sdk.peak(compiler)) == (greedy, [*sizes], 1)
-    lines = re.findall(r"compiled neff/\S+ in \d+ s: (\d) of 8, about 0 min to go", capsys.readouterr().err)
+    lines = re.findall(r"neff/\S+ made in \d s: (\d) of 8, about 0 min to go", capsys.readouterr().err)
     assert lines == [*map(str, range(1, 9))]
     assert build(spec(base, "jobs", **SMALL, graphs="greedy")) == out
     assert len(fake_sdk.calls(compiler)) == len(compiled), "a bundle of the set needs no compiler when it is there"
@@ -179,20 +179,14 @@ def test_the_greedy_set_is_compiled_first_then_what_is_largest(
     assert 2 < fake_sdk.peak(compiler) <= 8
 
 
-def test_as_many_compilers_run_as_memory_and_processors_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < sdk.free_memory() < 1 << 50
-    for processors, gigabytes, jobs in ((192, 2000, 50), (4, 2000, 4), (192, 30, 1)):
-        monkeypatch.setattr(sdk.os, "sched_getaffinity", lambda _, count=processors: range(count))
-        monkeypatch.setattr(sdk, "free_memory", lambda size=gigabytes: size * 10**9)
+def test_jobs_and_the_rest_of_the_time_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdk.os, "sched_getaffinity", lambda _: range(192))
+    for size, jobs in ((1, 192), (1 << 60, 1)):
+        monkeypatch.setattr(sdk, "JOB_BYTES", size)
         assert sdk.default_jobs() == jobs
-
-
-def test_the_rest_is_estimated_by_size() -> None:
-    begun, ended = {"a": 0.0, "b": 0.0, "c": 10.0}, {"a": 10.0}
-    sizes = {"a": 1, "b": 3, "c": 2, "d": 2}
-    # 20 s of b, 20 of c and 20 of d are left
-    assert seconds_left(sizes, begun, ended, jobs=2) == 30
-    assert seconds_left(sizes, begun, ended, jobs=9) == 20
+    begun, ended, sizes = {"a": 0.0, "b": 0.0, "c": 10.0}, {"a": 10.0}, {"a": 1, "b": 3, "c": 2, "d": 2}
+    # 20 s of b, of c and of d are left
+    assert [seconds_left(sizes, begun, ended, jobs) for jobs in (2, 9)] == [30, 20]
     assert seconds_left({"a": 1}, begun, ended, jobs=2) == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from compile.build import checked_plan
 from compile.build import main as build
-from compile.hbm import FIGURES, rank_bytes
+from compile.report import FIGURES, rank_bytes
 from compile.spec import BuildSpec, Recipe
 from model.config import PRESETS
 from model.graph_key import GraphKey, Stage

@@ -83,19 +83,6 @@ def _check_call(plain: Any, specialised: Any) -> str:
     return name
 
 
-def test_a_kernel_that_is_gone_is_named(made: tuple[Bundle, int]) -> None:
-    bundle, _ = made
-    module = hlo.parse(bytes(bundle.read(f"{KERNELS_FOLDER}/{bundle.graphs[0].key.name}.hlo.pb")))
-    call = _calls(module)[0]
-    value = json.loads(base64.b64decode(call.backend_config))
-    value["klir_binary"]["binary"] = "0123/gone.bir"
-    call.backend_config = base64.b64encode(json.dumps(value).encode())
-    assert specialise.missing_kernel_files(module.SerializeToString(), bundle.files) == [
-        "it calls 0123/gone.bir, which the bundle lacks (NCC_EVRF059)"
-    ]
-    assert specialise.missing_kernel_files(b"no graph", bundle.files) == ["it is no specialised graph (DecodeError)"]
-
-
 def test_an_edit_of_a_kernel_compiles_the_graphs_whose_instructions_it_changes(
     made: tuple[Bundle, int], tmp_path: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
