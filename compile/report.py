@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trnspec.bundle.plan import BundlePlan
-from trnspec.bundle.spec import BundleSpec
 
 
 @dataclass(frozen=True)
@@ -62,16 +61,9 @@ def plan_as_text(plan: BundlePlan) -> str:
     return "\n".join([
         *(f"{p.role:<6} {p.name}: {p.parameter_count / 1e9:.3g} B parameters" for p in spec.parts),
         f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
-        f"tp {spec.tp}, {spec.dtype}",
-        *(f"draft  {warning}" for warning in untrained_k_warnings(spec)),
+        f"tp {spec.tp}, {spec.dtype}, kernels {spec.kernels}",
+        *(f"draft  trained for k {spec.draft_config.trained_k}: with k {k} it is a different drafter, whose acceptance "
+          "has to be measured (docs/drafters.md)" for k in spec.untrained_ks),
         f"rank   {hbm_text(plan)}",
         f"graphs {len(plan.graphs)}, buckets {', '.join(map(str, spec.buckets))}",
     ])  # fmt: skip
-
-
-def untrained_k_warnings(spec: BundleSpec) -> list[str]:
-    """A sentence if the draft was trained for a block of a different k."""
-    if not (ks := ", ".join(map(str, spec.untrained_ks))):
-        return []
-    return [f"trained for k {spec.draft_config.trained_k}: with k {ks} it is a different drafter, whose acceptance "
-            "has to be measured (docs/drafters.md)"]  # fmt: skip

@@ -65,9 +65,9 @@ def add_compiled(
         name, line, hlo = graph.key.name, flags[flag_tag(graph.key)], protos[graph.key.name]
         recipe_hash = canonical_hash([records[hlo].sha256, line, versions[sdk.COMPILER]])
         neffs.append((f"neff/{name}.neff", recipe_hash, functools.partial(_compile, staging, hlo, work / name, line)))
-        logs.append((f"logs/{name}.txt", recipe_hash, functools.partial(_copy, work / name / _LOG)))
+        logs.append((f"logs/{name}.txt", recipe_hash, functools.partial(_copy_log, work / name / _LOG)))
         sizes[f"neff/{name}.neff"] = records[hlo].bytes
-    made |= _make_neffs(staging, neffs, sizes, jobs or sdk.default_jobs()) | _make(staging, logs)
+    made |= _make_neffs(staging, neffs, sizes, jobs if jobs > 0 else sdk.default_jobs()) | _make(staging, logs)
     return made, Compiler("compiler", "neff", TARGET, LNC, flags, versions, "bir" if launches else "none")
 
 
@@ -131,7 +131,7 @@ def _specialise(
     if configured:
         print(f"{len(configured)} NKI kernels specialised for {len(files)} graphs", file=sys.stderr)
     called = {name for file in files for name in specialise.binaries((staging.folder / file[0]).read_bytes())}
-    ir = [(f"{KERNELS_FOLDER}/{name}", functools.partial(_copy, work / name)) for name in sorted(called)]
+    ir = [(f"{KERNELS_FOLDER}/{name}", functools.partial(shutil.copyfile, work / name)) for name in sorted(called)]
     return made | _make(staging, [(name, canonical_hash(name), copy) for name, copy in ir])
 
 
@@ -144,7 +144,7 @@ def _compile(staging: Staging, hlo: str, work: Path, flags: str, neff: Path) -> 
     sdk.compile_hlo(staging.folder / hlo, neff, work / _LOG, flags, work)
 
 
-def _copy(source: Path, path: Path) -> None:
+def _copy_log(source: Path, path: Path) -> None:
     # a compiler that takes a graph from its cache writes no log
     if source.is_file():
         shutil.copyfile(source, path)

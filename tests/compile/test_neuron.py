@@ -176,7 +176,7 @@ def test_the_greedy_set_is_compiled_first_then_what_is_largest(
     (compiler / "calls.txt").unlink()
     fake_sdk.write_compiler(compiler, seconds=0.5)
     build(spec(base, "at-once", **SMALL, jobs=8))
-    assert 2 < fake_sdk.peak(compiler) <= 8
+    assert 1 < fake_sdk.peak(compiler) <= 8
 
 
 def test_jobs_and_the_rest_of_the_time_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
