@@ -1,4 +1,4 @@
-# Every target works on a fresh machine with Python 3.11 to 3.14, gcc and make.
+# Every target works on a fresh machine with Python 3.11 to 3.13, gcc and make.
 PYTHON ?= python3
 VENV := .venv
 RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
