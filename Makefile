@@ -5,6 +5,10 @@ RUN := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 NPROC=1 $(VENV)/bin/python
 DEVICE_PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,$(PYTHON))
 BUNDLES ?= bundles
 SERVE := .venv-serve
+DEVICE_SERVE := .venv-device-serve
+# the public index has empty packages of the same names
+NEURON_INDEX := https://pip.repos.neuron.amazonaws.com
+NRTPY := nrtpy>=2.34
 # the Python of the SDK's containers, and an environment with it and what the SDK names newest
 SDK_PYTHON ?= python3.13
 SDK := .venv-sdk
@@ -17,7 +21,7 @@ DEMO := $(BUNDLES)/demo
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test test-slow test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install sdk-check install clean
+.PHONY: build test test-slow test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install device-serve-environment sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -127,9 +131,18 @@ device-install:
 	$(DEVICE_PYTHON) -c "import torch" || $(DEVICE_PYTHON) -m pip install 'torch>=2.9,<2.15'
 	$(DEVICE_PYTHON) -m pip install safetensors tokenizers rich ml_dtypes protobuf
 
+# vLLM, nrtpy and ours in an environment of their own: nrtpy and nki exclude each other
+$(DEVICE_SERVE)/.installed: pyproject.toml nkisim/pyproject.toml constraints-serve.txt serve/install.sh
+	$(DEVICE_PYTHON) -m venv --clear $(DEVICE_SERVE)
+	sh serve/install.sh $(DEVICE_SERVE)/bin/python -e ./nkisim -e '.[serve]'
+	$(DEVICE_SERVE)/bin/python -m pip install -q --index-url $(NEURON_INDEX) '$(NRTPY)'
+	touch $@
+
+device-serve-environment: $(DEVICE_SERVE)/.installed
+
 # servers of the demo pair, of its target and of stock vLLM under load by `vllm bench serve`, after the gate of token identity
 serve-report: $(SERVE)/.clients
 	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:
-	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(SDK)
+	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(DEVICE_SERVE) $(SDK)

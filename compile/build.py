@@ -17,7 +17,7 @@ from compile.bundle.staging import staged
 from compile.graph.trace import lower_graphs
 from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
-from compile.report import plan_as_json, plan_as_text
+from compile.report import FIGURES, hbm_text, plan_as_json, plan_as_text, rank_bytes
 from compile.spec import BuildSpec, parse
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
@@ -25,8 +25,6 @@ from model.weights import shard_file
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
 from trnspec.bundle.plan import BundlePlan, make_plan
 
-# of a logical core of two: a trn2 chip has 96 GiB for four of them (the SDK's page of the Trainium2 architecture)
-HBM_BYTES = 24 << 30
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 
@@ -107,17 +105,12 @@ def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
 
 
 def checked_plan(spec: BuildSpec) -> BundlePlan:
-    """The plan of a spec; UserError for one that cannot be built, or whose rank has no room for weights and caches."""
+    """The plan of a spec; UserError for one that cannot be built, or that a rank has no room for."""
     spec.check()
     check_toolchain(spec.recipe.toolchain, spec.bundle)
     plan = make_plan(spec.bundle)
-    weights, caches = plan.weight_bytes, plan.cache_bytes
-    if weights + caches > HBM_BYTES:
-        raise UserError(
-            f"a rank would hold {weights / 1e9:.1f} GB of weights and {caches / 1e9:.1f} GB of caches, together "
-            f"{(weights + caches) / 1e9:.1f} GB, and a logical core has {HBM_BYTES / 1e9:.1f}; raise --tp, or lower "
-            "--batch, --max-len or the recipe's blocks"
-        )
+    if sum(rank_bytes(plan).values()) > FIGURES.capacity:
+        raise UserError(f"a rank needs {hbm_text(plan)}; raise --tp, lower --batch or --max-len, or give fewer blocks")
     return plan
 
 

@@ -1,4 +1,4 @@
-"""`python -m compile.doctor DIR`: a bundle's summary, whether it is whole, and whether it can generate here."""
+"""`python -m compile.doctor DIR`: a bundle's plan and contents, whether it is whole and can generate here."""
 
 import argparse
 import json
@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compile.neuron.specialise import missing_kernel_files
-from compile.report import untrained_k_warnings
-from compile.serve_command import refusals
+from compile.report import plan_as_json, plan_as_text
 from model.errors import run_cli
 from model.weights import shard_file
 from trnspec.bundle.contract import violations
@@ -45,45 +43,35 @@ def _faults(bundle: Bundle) -> Iterator[str]:
     for name in bundle.files:
         if name == TOKENIZER and (clause := tokenizer_fault(bundle.read(name), bundle.spec.target_config.vocab_size)):
             yield f"{name} {clause}"
-        if name.startswith("kernels/") and name.endswith(".hlo.pb"):
-            yield from (f"{name} {s}" for s in missing_kernel_files(bytes(bundle.read(name)), bundle.files))
 
 
-def summary(bundle: Bundle) -> dict[str, Any]:
-    """The bundle's summary."""
-    spec, manifest = bundle.spec, bundle.manifest
+def contents(bundle: Bundle) -> dict[str, Any]:
+    """What a bundle has of its plan."""
+    manifest, compiler = bundle.manifest, bundle.manifest.compiler
     return {
-        "models": {role: getattr(spec, role) for role in ("target", "draft")},
-        "drafter": spec.drafter, "ks": [0, *spec.ks], "rows": spec.rows, "tp": spec.tp, "batch": spec.batch,
-        "max_len": spec.max_len, "buckets": list(spec.buckets), "dtype": spec.dtype, "kernels": spec.kernels,
-        "layers": spec.layers, "graphs": len(bundle.graphs),
-        "toolchain": manifest.compiler.toolchain, "neff": manifest.compiler.neff,
-        "kernels in": manifest.compiler.kernels, "weights": f"{spec.tp} ranks" if manifest.has_weights else "none",
-        "versions": manifest.versions, "commit": manifest.commit,
-        "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
+        "toolchain": compiler.toolchain, "neff": compiler.neff, "kernels in": compiler.kernels,
+        "weights": f"{bundle.spec.tp} ranks" if manifest.has_weights else "none", "versions": manifest.versions,
+        "commit": manifest.commit, "files": len(bundle.files), "bytes": sum(f.bytes for f in bundle.files.values()),
     }  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:
-    """Print the summary and the findings; exit 0 only if there are none."""
+    """Print the plan, the contents and the findings; exit 0 only if there are none."""
     parser = argparse.ArgumentParser(prog="python -m compile.doctor", description=__doc__)
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
-    about, found, routes = summary(bundle), findings(bundle), refusals(bundle)
+    about, found = contents(bundle), findings(bundle)
     if options.json:
-        about |= {"untrained_ks": bundle.spec.untrained_ks, "generates": not found, "findings": found}
-        print(json.dumps(about | {"routes": {} if found else routes}, indent=1))
+        about |= plan_as_json(bundle.plan) | {"generates": not found, "findings": found}
+        print(json.dumps(about, indent=1))
     else:
+        print(plan_as_text(bundle.plan))
         for key, value in about.items():
             text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
             print(f"{key + ':':<12}{text}")
-        for warning in untrained_k_warnings(bundle.spec):
-            print(f"the draft was {warning}")
         print("\n".join(f"CANNOT GENERATE: {f}" for f in found) or "this bundle is whole and can generate here")
-        for platform, why in {} if found else routes.items():
-            print(f"on {platform}: {f'no, {why}' if why else f'python -m compile.serve_command --platform {platform}'}")
     if found:
         raise SystemExit(1)
 

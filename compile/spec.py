@@ -19,6 +19,8 @@ from model.strict import Length, Range, Wrong, read
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
+# k by drafter where it is not 7: the best for the 32B by `bench.tune`; of a chain's two the server chooses
+DEFAULT_KS = {"chain": (3, 7), "eagle3": (4,), "none": ()}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class BuildSpec:
     target: str = _flag("Qwen/Qwen3-32B", "target: a preset's name or a Hugging Face checkpoint folder")
     draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset's name or a Hugging Face checkpoint folder")
     tp: int = _flag(32, "tensor-parallel ranks")
-    k: str = _flag("7", "draft tokens per step, 0 to 31, or a set as 0,3,7; 0 alone builds the target without a draft")
+    k: str = _flag(AUTO, "drafts per step, 0 to 31, or a set as 0,3,7; 0: none; auto: chain 3,7, eagle3 4, others 7")
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle")
@@ -64,7 +66,7 @@ class BuildSpec:
     recipe: Recipe = _flag(
         Recipe(), f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"
     )
-    jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per 40 GB of memory")
+    jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per processor and 40 GB of free memory")
     dry_run: bool = _flag(False, "print the plan and build nothing")
     json: bool = _flag(False, "print a JSON object instead of lines for people")
 
@@ -75,14 +77,19 @@ class BuildSpec:
             raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *DRAFTERS))}")
         if self.drafter != AUTO:
             return DRAFTERS[self.drafter]
-        return infer_drafter(self.draft) if ks_of(self.k) else Drafter
+        return infer_drafter(self.draft) if self.k == AUTO or ks_of(self.k) else Drafter
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of the fused steps, rising, without 0."""
+        return DEFAULT_KS.get(self.drafter_type.name, (7,)) if self.k == AUTO else ks_of(self.k)
 
     @functools.cached_property
     def bundle(self) -> BundleSpec:
         """Everything that the bundle's content depends on but the weights; UserError for a model that is not there."""
-        target, ks, drafter = load_config(self.target), ks_of(self.k), self.drafter_type
+        target, drafter = load_config(self.target), self.drafter_type
         return BundleSpec(
-            target=model_name(self.target), target_config=target, tp=self.tp, ks=ks, batch=self.batch,
+            target=model_name(self.target), target_config=target, tp=self.tp, ks=self.ks, batch=self.batch,
             max_len=self.max_len, dtype=self.dtype, kernels=self.kernels, drafter=drafter.name,  # type: ignore[arg-type]
             draft=model_name(self.draft) if drafter.config_type else "none",
             draft_config=load_draft(drafter, self.draft, target) if drafter.config_type else None,

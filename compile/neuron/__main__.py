@@ -12,13 +12,12 @@ from model.errors import UserError, run_cli
 from trnspec.bundle.manifest import manifest_json
 from trnspec.bundle.opening import Bundle, read_bundle
 
-_NEFFS = Recipe(toolchain="neuron")
 _OF_SDK = ("neff/", "kernels/", "logs/", *MODEL_FILES)
 
 
-def extend(bundle: Bundle, recipe: Recipe = _NEFFS, jobs: int = 0) -> None:
-    """Add NEFFs, or NxDI's model.pt; the bundle stays as it was until all files are made."""
-    plan, manifest = bundle.plan, bundle.manifest
+def extend(bundle: Bundle, jobs: int = 0) -> None:
+    """Add NEFFs; the bundle stays as it was until all are made."""
+    plan, manifest, recipe = bundle.plan, bundle.manifest, Recipe(toolchain="neuron")
     check_toolchain(recipe.toolchain, plan.spec)
     with staged(bundle.path) as staging:
         records = {name: file for name, file in bundle.files.items() if not name.startswith(_OF_SDK)}
@@ -34,11 +33,10 @@ def main(arguments: list[str]) -> None:
     """Extend a bundle; the last line of stdout is its path."""
     parser = argparse.ArgumentParser(prog="python -m compile.neuron", description=__doc__)
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
-    parser.add_argument("--toolchain", choices=("neuron", "model.pt"), default="neuron", help="NEFFs, or NxDI's model")
-    parser.add_argument("--jobs", type=int, default=0, help="compilers at a time (default: one per 40 GB of memory)")
+    parser.add_argument("--jobs", type=int, default=0, help="compilers at once (default: by processors and memory)")
     options = parser.parse_args(arguments)
     bundle = read_bundle(options.bundle)
-    extend(bundle, Recipe(toolchain=options.toolchain), options.jobs)
+    extend(bundle, options.jobs)
     print(bundle.path)
 
 

@@ -4,6 +4,8 @@ The real packages come from AWS's package index; the public index has empty pack
 """
 
 import importlib.metadata
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +17,8 @@ from compile.neuron.flags import TARGET
 from model.errors import UserError
 
 COMPILER, NKI = "neuronx-cc", "nki"
+# host memory of a neuronx-cc: 10 to 30 GB for a decode graph with NKI kernels, once 174 (foxl-ai/kiln, neuron-notes.md)
+JOB_BYTES = 40 * 10**9
 
 
 def compiler_program() -> str | None:
@@ -39,6 +43,14 @@ def versions(*packages: str) -> dict[str, str]:
     return {package: next((d.version for d in found), "(unknown version)") for package, found in named.items()}
 
 
+def default_jobs() -> int:
+    """Compilers at a time: one per processor and JOB_BYTES of free memory, at most of a container's limit."""
+    memory = [1024 * int(n) for n in re.findall(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text("ascii"))]
+    if (limit := Path("/sys/fs/cgroup/memory.max")).is_file():
+        memory += map(int, re.findall(r"\d+", limit.read_text("ascii")))
+    return max(1, min(len(os.sched_getaffinity(0)), min(memory) // JOB_BYTES))
+
+
 def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> None:
     """Compile an HLO proto with neuronx-cc, run in ``folder``; UserError with its last line if it refuses the graph."""
     command = [
@@ -51,5 +63,5 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> N
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
             f"{COMPILER} ended with {done.returncode} on {hlo.name} and said: {last}; read {log}, change "
-            "compiler_flags, and run the command again"
+            "compiler_flags, and run the command again: what was compiled is kept"
         )

@@ -13,12 +13,11 @@ import importlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from compile.neuron.flags import TARGET
 from model.dtypes import BY_NAME
@@ -75,15 +74,6 @@ def binaries(proto: bytes) -> list[str]:
     """The files that the calls of a specialised graph name."""
     configs = (json.loads(base64.b64decode(c.backend_config, validate=True)) for c in _calls(hlo.parse(proto)))
     return sorted({config["klir_binary"]["binary"] for config in configs})
-
-
-def missing_kernel_files(proto: bytes, files: Container[str]) -> list[str]:
-    """One clause for each kernel of a specialised graph whose IR is not among a bundle's files."""
-    try:
-        names = [name for name in binaries(proto) if f"{KERNELS_FOLDER}/{name}" not in files]
-    except (DecodeError, ValueError, KeyError, TypeError, RecursionError) as error:
-        return [f"it is no specialised graph ({type(error).__name__})"]
-    return [f"it calls {name}, which the bundle lacks (NCC_EVRF059)" for name in names]
 
 
 def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> bytes:

@@ -41,7 +41,7 @@ for call in re.findall(rb"eyJ[A-Za-z0-9+/]{{99,}}=*", hlo):
 time.sleep({seconds})
 pathlib.Path(o.output).write_bytes(b"NEFF" + hlo[:64])
 with open({calls!r}, "a") as file:
-    print(begin, time.time(), file=file)
+    print(begin, time.time(), pathlib.Path(o.hlo).name.partition(".")[0], file=file)
 """
 
 
@@ -54,10 +54,15 @@ def write_compiler(folder: Path, fails: str = "\0", seconds: float = 0) -> None:
     program.chmod(0o755)
 
 
-def calls(folder: Path) -> list[list[float]]:
-    """Begin and end of each call of the program that ended well."""
+def calls(folder: Path) -> list[tuple[float, float, str]]:
+    """Begin, end and graph of each call of the program that ended well, in the order of their beginnings."""
     lines = (folder / "calls.txt").read_text(encoding="utf-8").splitlines()
-    return [[float(word) for word in line.split()] for line in lines]
+    return sorted((float(begin), float(end), graph) for begin, end, graph in map(str.split, lines))
+
+
+def peak(folder: Path) -> int:
+    """The most calls that ran at once."""
+    return max(sum(begin <= start < end for begin, end, _ in calls(folder)) for start, *_ in calls(folder))
 
 
 class BaseModelInstance:

@@ -15,6 +15,7 @@ from compile.build import build
 from compile.neuron import sdk
 from compile.neuron.__main__ import extend
 from compile.neuron.__main__ import main as add
+from compile.neuron.files import seconds_left
 from compile.neuron.flags import DEFAULT_FLAGS, LNC, flags_of
 from compile.recipes import ROOT
 from compile.serve_command import main as serve_command
@@ -133,23 +134,53 @@ def test_a_neff_is_made_again_for_other_inputs(base: Path, compiler: Path, monke
     assert damage(read_bundle(out)) == []
 
 
-def test_after_a_refused_graph_the_rest_is_reused(base: Path, compiler: Path) -> None:
-    fake_sdk.write_compiler(compiler, fails="step_k0_bk")
-    said = "ended with 1 on step_k0_bk", " said: [F137] the graph is too large; read"
-    refused(lambda: untraced(spec(base, "refused", **SMALL, jobs=1)), *said)
-    before = {ending: _files(base / ".refused.building", ending) for ending in ("neff", "pb", "safetensors")}
-    assert all(before.values())
+def test_after_a_refused_graph_the_others_are_made_and_reused(base: Path, compiler: Path) -> None:
+    fake_sdk.write_compiler(compiler, fails="step_k0")
+    work = base / ".refused.building/bundle"
+    said = "ended with 1 on step_k0_", " said: [F137] the graph is too large; read", "(1 other graphs were refused too)"
+    refused(lambda: untraced(spec(base, "refused", **SMALL, jobs=2)), *said, f"{work}/.build/neuron/step_k0_")
+    assert (work / ".build/neuron/step_k0_bk128/log-neuron-cc.txt").is_file()
+    before = {ending: _files(work, ending) for ending in ("neff", "pb", "safetensors")}
     assert not (base / "refused").exists()
     fake_sdk.write_compiler(compiler)
     out = untraced(spec(base, "refused", **SMALL))
+    assert len(before["neff"]) == len(read_bundle(out).graphs) - 2 == len(fake_sdk.calls(compiler)) - 2
     assert all(files.items() <= _files(out, ending).items() for ending, files in before.items())
 
 
-def test_compilers_run_as_many_at_a_time_as_jobs_says(base: Path, compiler: Path) -> None:
-    fake_sdk.write_compiler(compiler, seconds=0.2)
-    untraced(spec(base, "jobs", **SMALL, jobs=2))
-    calls = sorted(fake_sdk.calls(compiler))
-    assert max(sum(begin <= start < end for begin, end in calls) for start, _ in calls) == 2
+def test_the_greedy_set_is_compiled_first_then_what_is_largest(
+    base: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--jobs`, so many compilers run at once."""
+    sizes = {"verify_k1_bk128": 9, "prefill_logprobs_k1_r128_bk128": 8, "step_k1_bk128": 7}
+    greedy = {"prefill_k1_r128_bk128", "step_k1_unfiltered_bk128", "step_k0_unfiltered_bk128"}
+
+    def sized(_: object, graphs: Any) -> Any:
+        return ((g, bytes(sizes.get(g.key.name, 1))) for g in graphs)
+
+    monkeypatch.setattr(compile.build, "lower_graphs", sized)
+    out = build(spec(base, "jobs", **SMALL, jobs=1))
+    compiled = [name for *_, name in fake_sdk.calls(compiler)]
+    assert (set(compiled[:3]), compiled[3:6], fake_sdk.peak(compiler)) == (greedy, [*sizes], 1)
+    lines = re.findall(r"neff/\S+ made in \d s: (\d) of 8, about 0 min to go", capsys.readouterr().err)
+    assert lines == [*map(str, range(1, 9))]
+    assert build(spec(base, "jobs", **SMALL, graphs="greedy")) == out
+    assert len(fake_sdk.calls(compiler)) == len(compiled), "a bundle of the set needs no compiler when it is there"
+    (compiler / "calls.txt").unlink()
+    fake_sdk.write_compiler(compiler, seconds=0.5)
+    build(spec(base, "at-once", **SMALL, jobs=8))
+    assert 1 < fake_sdk.peak(compiler) <= 8
+
+
+def test_jobs_and_the_rest_of_the_time_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdk.os, "sched_getaffinity", lambda _: range(192))
+    for size, jobs in ((1, 192), (1 << 60, 1)):
+        monkeypatch.setattr(sdk, "JOB_BYTES", size)
+        assert sdk.default_jobs() == jobs
+    begun, ended, sizes = {"a": 0.0, "b": 0.0, "c": 10.0}, {"a": 10.0}, {"a": 1, "b": 3, "c": 2, "d": 2}
+    # 20 s of b, of c and of d are left
+    assert [seconds_left(sizes, begun, ended, jobs) for jobs in (2, 9)] == [30, 20]
+    assert seconds_left({"a": 1}, begun, ended, jobs=2) == 0
 
 
 def test_neffs_are_added_to_a_bundle_that_was_built_elsewhere(base: Path, compiler: Path) -> None:

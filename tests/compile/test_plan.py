@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compile.build import checked_plan
 from compile.build import main as build
+from compile.report import FIGURES
 from compile.spec import BuildSpec, Recipe
 from model.config import PRESETS
 from model.graph_key import GraphKey, Stage
 from model.parallel import HeadMap
+from tests.compile.tiny import refused, write_model
+from tests.model.heads import write_head
 from trnspec.bundle.plan import make_plan
 
 # hidden, intermediate, layers, query heads of each model card; 8 kv heads of 128 and 151936 tokens everywhere
@@ -81,7 +86,7 @@ def test_the_graphs_of_a_bundle(changes: dict[str, Any]) -> None:
 def test_how_many_graphs_a_bundle_has(length: int, most: int, kernels: str) -> None:
     """As many with kernels as without; greedy has a prompt, a step of k and one of 0."""
     every, greedy = (
-        make_plan(BuildSpec(max_len=length, kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
+        make_plan(BuildSpec(k="7", max_len=length, kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
         for graphs in ("all", "greedy")
     )
     assert len(every) <= most
@@ -102,6 +107,34 @@ def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pyte
     printed = json.loads(capsys.readouterr().out)
     assert (printed["ks"], printed["spec"]["ks"]) == ([0, 3], [3])
     assert printed["graphs"] == [g.file for g in make_plan(BuildSpec(k="3").bundle).graphs]
+
+
+def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the plan, and in a refusal of what would fit without it."""
+    build(["--k", "7", "--dry-run"])
+    text = "7.3 of 25.8 GB: weights 2.34, caches 0.20, code 1.25, rings 3.00, scratch 0.33, fixed 0.14 (code and later"
+    assert text in capsys.readouterr().out
+    build(["--k", "7", "--dry-run", "--json"])
+    sizes = json.loads(capsys.readouterr().out)["bytes_per_rank"]
+    assert (sizes["code"], sizes["rings"]) == (2 * 96_000_000 + 9 * 118_000_000, 9 * 333_000_000)
+    tight = BuildSpec(k="7", tp=4, max_len=16384)
+    plan = make_plan(tight.bundle)
+    assert plan.weight_bytes + plan.cache_bytes < FIGURES.capacity
+    refused(lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 17.40, ", "; raise --tp, lower")
+
+
+def test_k_unless_given(tmp_path: Path) -> None:
+    """Two for a chain, of which a server chooses; the best fixed one of an EAGLE-3 head."""
+    target = write_model(tmp_path / "target", 1)
+    eagle3 = {"target": str(target), "draft": str(write_head(tmp_path / "eagle3", target, taps=(0, 1)))}
+    cases: list[tuple[dict[str, str], tuple[int, ...]]] = [
+        ({}, (3, 7)), ({"drafter": "ngram"}, (7,)), ({"drafter": "none"}, ()), ({"k": "0"}, ()),
+        (eagle3, (4,)), (eagle3 | {"k": "2,5"}, (2, 5)),
+    ]  # fmt: skip
+    for changes, ks in cases:
+        spec = BuildSpec(tp=1, max_len=128, kernels="reference", **changes)  # type: ignore[arg-type]
+        spec.check()
+        assert spec.bundle.ks == ks
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8, 16, 32, 64])

@@ -48,7 +48,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/forged, {bundle} --platform x, {alone} --platform neuron,
         {bundle} --port x, {bundle} {bundle}
     """),
-    ("compile.neuron.__main__", "", "-, {tmp}/nothing, {tmp}/forged, {bundle}, {bundle} --toolchain x"),
+    ("compile.neuron.__main__", "", "-, {tmp}/nothing, {tmp}/forged, {bundle}, {bundle} --jobs x"),
     ("compile.store", "", """
         -, nonsense, push, push {bundle}, push {bundle} alone, push {bundle} gs://a/b, push {bundle} s3://,
         push {bundle} s3://bucket, push {bundle} s3:/one/slash/name, push {bundle} {tmp}/objects,
