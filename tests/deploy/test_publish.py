@@ -27,10 +27,8 @@ def test_a_result_is_published(
     client, pushed = boto3.client("cloudwatch", "us-west-2"), list[Any]()
     monkeypatch.setattr("urllib.request.urlopen", lambda request, timeout: pushed.append(request) or BytesIO())
     (file := tmp_path / "serving.json").write_text(json.dumps({"source": "wall", "rows": ROWS}))
-    for name in ("CLOUDWATCH_NAMESPACE", "PUSHGATEWAY"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setenv("BUNDLE", "pair")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    for name, value in (("CLOUDWATCH_NAMESPACE", ""), ("BUNDLE", "pair"), ("AWS_DEFAULT_REGION", "us-west-2")):
+        monkeypatch.setenv(name, value)
     publish.main([str(file)])
     assert client.list_metrics()["Metrics"] == pushed == []
     printed = capsys.readouterr().out
