@@ -102,7 +102,7 @@ serve: $(SERVE)/.installed
 # what fits a CI: the contract with the installed vLLM, one server over HTTP, one on nrtpy and one through a PJRT plugin
 serve-check: $(SERVE)/.installed
 	$(SERVE_RUN) -m pytest tests/serve/test_contract.py tests/serve/test_http.py tests/serve/test_refusals.py \
-		tests/serve/test_platforms.py tests/serve/test_vllm.py
+		tests/serve/test_platforms.py tests/serve/test_vllm.py tests/deploy/test_vllm.py
 
 serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m pytest tests/serve

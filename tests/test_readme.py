@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "nkisim/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "nkisim/README.md", ROOT / "deploy/README.md", *sorted(ROOT.glob("docs/*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 _COMMAND = re.compile(r"    (?:make|\.venv/bin/python -m) .*")
 _DURATION = re.compile(r"#.*\b(?:seconds?|minutes?|hours)\b")

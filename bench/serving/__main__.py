@@ -34,7 +34,8 @@ from model.progress import each
 BASELINE, SPECULATIVE, STOCK = "baseline", "speculative", "stock vLLM"
 _K, _BATCH, _MAX_LEN, _LOAD_S = 7, 4, 512, 3600
 # of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
-_FIGURES = ("output_throughput", "median_ttft_ms", "median_tpot_ms")
+_TIMES = ("ttft", "tpot", "itl", "e2el")
+_FIGURES = ("output_throughput", *(f"{value}_{time}_ms" for time in _TIMES for value in ("median", "p99")))
 _LENGTH = "spec_decode_acceptance_length"
 _STEPS = "spec_decode_num_drafts"
 _SHARES = "spec_decode_per_position_acceptance_rates"
@@ -96,7 +97,7 @@ def command(endpoint: Endpoint, dataset: Path, result: Path, clients: int, optio
         "backend": "openai", "endpoint": "/v1/completions", "base-url": endpoint.address, "model": endpoint.model,
         "tokenizer": options.tokenizer or endpoint.model, "dataset-name": "custom", "dataset-path": dataset,
         "custom-output-len": options.tokens, "num-prompts": options.requests, "max-concurrency": clients,
-        "num-warmups": clients, "temperature": 0, "seed": options.seed, "percentile-metrics": "ttft,tpot",
+        "num-warmups": clients, "temperature": 0, "seed": options.seed, "percentile-metrics": ",".join(_TIMES),
         "result-filename": result,
     }  # fmt: skip
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]

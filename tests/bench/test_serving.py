@@ -21,7 +21,8 @@ from tests.bench.endpoint import endpoint, seeded_ids
 
 # a saved result of `vllm bench serve`, by vllm/benchmarks/serve.py
 RESULT: dict[str, Any] = {
-    "completed": 6, "output_throughput": 2400.0, "median_ttft_ms": 21.1, "median_tpot_ms": 1.2,
+    "completed": 6, "output_throughput": 2400.0, "median_ttft_ms": 21.1, "median_tpot_ms": 1.2, "median_itl_ms": 6.0,
+    "median_e2el_ms": 173.5, "p99_ttft_ms": 30.2, "p99_tpot_ms": 1.5, "p99_itl_ms": 7.5, "p99_e2el_ms": 220.7,
     "spec_decode_acceptance_length": 5.02, "spec_decode_num_drafts": 150,
     "spec_decode_per_position_acceptance_rates": [0.9, 0.8, 0.7],
 }  # fmt: skip
@@ -60,6 +61,7 @@ def test_ratios_are_shown_where_answers_are_identical(
     assert len(rows) == 4
     assert rows["open", 4, "speculative"].get("times baseline") == (2.0 if identical else None)
     assert rows["open", 4, "speculative"]["spec_decode_acceptance_length"] == 5.02
+    assert (rows["open", 4, "baseline"]["median_itl_ms"], rows["open", 4, "baseline"]["p99_e2el_ms"]) == (6.0, 220.7)
     assert len(found["gate"]["differences"]) == (0 if identical else 5)
     assert ("NOT identical: no ratio is shown" in out, "differs at token 0" in out) == (not identical, not identical)
     # the tuner reads the file

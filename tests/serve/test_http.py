@@ -71,7 +71,7 @@ def test_chat_takes_the_bundles_template(client: Any, name: str, llm: LLM) -> No
 
 
 def test_every_metric_that_a_page_names_is_shown(server: Server) -> None:
-    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("serving.md", "operating.md")]
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("docs/serving.md", "deploy/README.md")]
     names = set(re.findall(r"\b(?:vllm:|trnspec_)[a-z_]+[a-z]", " ".join(pages)))
     assert {"trnspec_drafter_info", "vllm:kv_cache_usage_perc"} < names
     shown = {line.split("{")[0].split(" ")[0] for line in server.get("/metrics").splitlines()}
