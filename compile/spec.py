@@ -31,6 +31,7 @@ class Recipe:
     of two. `context_buckets`: positions that the graphs of steps attend, rising up to max-len. `graphs`: greedy makes
     the three of a first hour, for requests without filters and logits processors. `layers`: the most layers of a launch
     of NKI kernels, by default 16; 1 launches each half of a layer. `without`: NKI kernels to leave to the compiler.
+    `gather`: all_reduce makes each all-gather an all-reduce of zero-padded parts, all_gather leaves it to XLA.
     `toolchain`: auto makes NEFFs if neuronx-cc is installed, cpu makes HLO only, neuron fails without neuronx-cc,
     model.pt makes the file of NxDI's loader instead. `compiler_flags`: a line, or {prefill: line, step: line}.
     """
@@ -41,6 +42,7 @@ class Recipe:
     graphs: Literal["all", "greedy"] = "all"
     layers: Annotated[int, Range(0, MAX_LAYERS)] = 0
     without: Annotated[tuple[str, ...], Length(0, 12)] = ()
+    gather: Literal["all_reduce", "all_gather"] = "all_reduce"
     toolchain: Literal["auto", "cpu", "neuron", "model.pt"] = "auto"
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
 
@@ -94,7 +96,7 @@ class BuildSpec:
             draft=model_name(self.draft) if drafter.config_type else "none",
             draft_config=load_draft(drafter, self.draft, target) if drafter.config_type else None,
             blocks=self.recipe.blocks, chunks=self.recipe.chunks, context_buckets=self.recipe.context_buckets,
-            graphs=self.recipe.graphs, without=self.recipe.without,
+            graphs=self.recipe.graphs, without=self.recipe.without, gather=self.recipe.gather,
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 

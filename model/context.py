@@ -56,7 +56,7 @@ class Context:
         ids_R = sampling.sample(self.ops, logits_RV, params, noise_RV)
         return ShardArgmax(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
-    def all_gather_vocab(self, x_RC: Tensor) -> Tensor:
+    def all_gather_vocab(self, x_RC: Tensor, shard: VocabShard) -> Tensor:
         """The numbers of all ranks that have a part of the logits, side by side: here every rank has all logits."""
         return x_RC
 

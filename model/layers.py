@@ -44,14 +44,17 @@ class RowLinear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Token embedding with the hidden axis split over the ranks, gathered after the look-up; ids below 0 are none."""
+    """Token embedding with the vocabulary split over the ranks, summed by an all-reduce; ids below 0 are none."""
 
     def __init__(self, vocab: int, hidden: int, ctx: Context) -> None:
-        super().__init__(vocab, hidden // ctx.tp)
+        super().__init__(vocab // ctx.tp, hidden)
         self.ops = ctx.ops
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.ops.all_gather(super().forward(ids.clamp(min=0)))
+    def forward(self, ids: Tensor, rank_11: Tensor) -> Tensor:
+        ids = ids.clamp(min=0) - rank_11 * self.num_embeddings
+        own = (ids >= 0) & (ids < self.num_embeddings)
+        rows = super().forward(torch.where(own, ids, 0))
+        return self.ops.all_reduce(torch.where(own[..., None], rows, 0))
 
 
 class Head(nn.Linear):
@@ -61,9 +64,9 @@ class Head(nn.Linear):
         super().__init__(hidden, vocab // ctx.tp, bias=False)
         self.ctx = ctx
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rank_11: Tensor) -> Tensor:
         logits = super().forward(x).float()
-        return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits)
+        return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits, rank_11)
 
 
 class Layers(nn.ModuleList):
@@ -89,11 +92,16 @@ class LanguageModel(nn.Module):
         self.rank = nn.Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
 
     @property
+    def rank_11(self) -> Tensor:
+        """(1, 1) int32 this rank's number."""
+        return self.rank[:, None]
+
+    @property
     def shard(self) -> VocabShard:
         """The ids whose logits this rank has: all of them where the logits are gathered."""
-        count, rank_11 = getattr(self.config, self.config.head_size), self.rank[:, None]
+        count = getattr(self.config, self.config.head_size)
         width = count // self.ctx.tp if self.ctx.sharded else count
-        return VocabShard(rank_11 * (width if self.ctx.sharded else 0), width)
+        return VocabShard(self.rank_11 * (width if self.ctx.sharded else 0), width, self.rank_11)
 
     def noise(self, seed_B2: Tensor, positions_BN: Tensor) -> Tensor:
         """(B, N, V) the noise of the samples at these positions."""

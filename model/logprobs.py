@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model.context import Context
 from model.ops import Ops, State, add_halves, iota, ordered_sum
+from model.parallel import VocabShard
 
 # source: max_logprobs of vllm/config/model.py (vllm-project/vllm), the most that its API and OpenAI's give
 TOP = 20
@@ -18,12 +19,13 @@ _LOWEST = torch.finfo(torch.float32).min
 _PAST_IDS = 1 << 24
 
 
-def logprobs(ctx: Context, logits_RV: Tensor, own_R: Tensor, ids_V: Tensor) -> Tensor:
+def logprobs(ctx: Context, logits_RV: Tensor, own_R: Tensor, shard: VocabShard) -> Tensor:
     """(R, C) of each row's own id, from the logits of a rank's ids."""
 
     def of_ranks(numbers_RC: Tensor) -> Tensor:
-        return ctx.all_gather_vocab(numbers_RC).unflatten(-1, (-1, numbers_RC.shape[1]))
+        return ctx.all_gather_vocab(numbers_RC, shard).unflatten(-1, (-1, numbers_RC.shape[1]))
 
+    ids_V = shard.ids_V
     own_R1 = torch.where(ids_V == own_R.unsqueeze(1), logits_RV, _LOWEST).amax(-1, keepdim=True)
     values, ids = best_ids(ctx.ops, logits_RV, ids_V.expand_as(logits_RV))
     parts_RMC = of_ranks(torch.cat((own_R1, values, ids.float()), 1))

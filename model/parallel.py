@@ -2,7 +2,7 @@
 
 A graph is SPMD: every rank runs the same one, and ranks differ only in their weights. Sizes follow NxD's placement: kv
 heads are split, or replicated when there are fewer of them than ranks; query heads follow their kv head and are padded
-with zero heads when a group does not divide over its replicas; the embedding is split over hidden, the head over ids.
+with zero heads when a group does not divide over its replicas; the embedding and the head are split over ids.
 """
 
 from dataclasses import dataclass
@@ -57,13 +57,14 @@ class HeadMap:
 
 
 class VocabShard(NamedTuple):
-    """The token ids whose logits a rank has: `width` of them from `start_11`, int32, on.
+    """The token ids whose logits rank `rank_11` has: `width` of them from `start_11`, int32, on.
 
     A draft with a vocabulary of its own has in `mapped_V` the target's ids of them.
     """
 
     start_11: Tensor
     width: int
+    rank_11: Tensor
     mapped_V: Tensor | None = None
 
     @property
@@ -81,7 +82,7 @@ def check_tp(config: ModelConfig, tp: int, what: str) -> None:
         raise UserError(
             f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose a different tp"
         )
-    for name in ("hidden_size", "intermediate_size", config.head_size):
+    for name in dict.fromkeys(("vocab_size", "intermediate_size", config.head_size)):
         if getattr(config, name) % tp:
             raise UserError(
                 f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp"

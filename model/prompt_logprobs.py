@@ -29,7 +29,7 @@ def prompt_logprobs(
         first_1, scores_SC = state
         index_R = (first_1 + iota(block, first_1)).clamp(max=rows - 1)
         logits_RV = target.logits(x_1SE.index_select(1, index_R)).squeeze(0)
-        scores_RC = logprobs(target.ctx, logits_RV, next_S.index_select(0, index_R), target.shard.ids_V)
+        scores_RC = logprobs(target.ctx, logits_RV, next_S.index_select(0, index_R), target.shard)
         return first_1 + block, scores_SC.index_put((index_R,), scores_RC)
 
     start = torch.zeros_like(chunk.length_1), torch.zeros_like(sampled_1C).expand(rows, -1)

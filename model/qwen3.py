@@ -108,7 +108,7 @@ class Qwen3(LanguageModel):
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata) -> Hidden:
         """The layers over rows of ids: their keys and values are written, then attended."""
-        x, last = self.embed_tokens(ids_BN), len(self.layers)
+        x, last = self.embed_tokens(ids_BN, self.rank_11), len(self.layers)
         rope = rotation(meta.positions_BN, self.config)
         states, caches = self.layers.run(self.ctx.ops, x, rope, caches, meta, self.taps)
         taps = [self.norm(states[tap]) if tap == last else states[tap] for tap in self.taps]
@@ -116,7 +116,7 @@ class Qwen3(LanguageModel):
 
     def logits(self, x_BNE: Tensor) -> Tensor:
         """(B, N, V) fp32 logits of hidden rows, of this rank's ids only if the kernels sample from shards."""
-        return self.lm_head(self.norm(x_BNE))
+        return self.lm_head(self.norm(x_BNE), self.rank_11)
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, params: SamplingParams, noise_BNV: Tensor

@@ -91,4 +91,4 @@ class Pair(nn.Module):
             return None
         rows_RV, ids_BN = params.processors.visible(logits_BNV).flatten(0, 1), samples.token_ids()
         target = self.target_model
-        return logprobs(target.ctx, rows_RV, ids_BN.flatten(), target.shard.ids_V).unflatten(0, ids_BN.shape)
+        return logprobs(target.ctx, rows_RV, ids_BN.flatten(), target.shard).unflatten(0, ids_BN.shape)

@@ -26,7 +26,7 @@ def run_stage(
         if key.is_prefill:
             before_B1V = inputs.prompt_token_counts.index_select(1, shard.ids_V)[:, None]
         elif shard.mapped_V is not None:
-            before_B1V = model.ctx.all_gather_vocab(counts_B1V[:, 0]).index_select(1, shard.mapped_V)[:, None]
+            before_B1V = model.ctx.all_gather_vocab(counts_B1V[:, 0], shard).index_select(1, shard.mapped_V)[:, None]
         bias = inputs.bias_ids, inputs.bias
         processors = LogitsProcessors.of(inputs.allowed, inputs.penalties, bias, before_B1V, shard)
         params = params._replace(processors=processors)

@@ -43,10 +43,11 @@ Packed = dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]
 
 
 class Packing(NamedTuple):
-    """The packed parameters of each half of a layer; a half without any is not packed."""
+    """The packed parameters of each half of a layer, and how a head is packed; without, it is not."""
 
     attention: Packed = {}  # noqa: RUF012 (nobody writes to it)
     mlp: Packed = {}  # noqa: RUF012
+    head: Callable[..., Tensor] | None = None
 
 
 # a layer's weights, in the order of a graph's parameters: the name in the module and in a checkpoint -> its shard
@@ -64,13 +65,18 @@ def decoder_weights(config: Qwen3Config, packing: Packing) -> list[Weight]:
     """Every weight of a Qwen3. A tied head is a second shard of the embedding."""
     head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
     rows = [
-        Weight("embed_tokens.weight", (("model.embed_tokens.weight", COLUMNS),)),
+        Weight("embed_tokens.weight", (("model.embed_tokens.weight", ROWS),)),
         Weight("norm.weight", (("model.norm.weight", REPLICATED),)),
-        Weight("lm_head.weight", ((head, ROWS),)),
+        head_weight(head, packing),
     ]
     for i in range(config.num_hidden_layers):
         rows += layer_weights(f"layers.{i}", "model.", DECODER_LAYER, packing)
     return rows
+
+
+def head_weight(name: str, packing: Packing) -> Weight:
+    """The weight of a head that a checkpoint has by this name."""
+    return Weight("lm_head.packed" if packing.head else "lm_head.weight", ((name, ROWS),), packing.head)
 
 
 def layer_weights(layer: str, prefix: str, rows: LayerWeights, packing: Packing) -> list[Weight]:

@@ -16,7 +16,7 @@ from nki_kernels.layer.attention import decode_attention_kernel
 from nki_kernels.layer.decode_layers import decode_layers_kernel
 from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp_kernel
-from nki_kernels.layer.pack_weights import BANK, block_width, pack_qkv
+from nki_kernels.layer.pack_weights import BANK, block_width, pack_head, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
 from nki_kernels.roofline import AttentionDims
 
@@ -164,7 +164,18 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
     )
 
 
+def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
+    """The head of a pass: the logits of a rank's ids."""
+
+    def arguments() -> tuple[Any, ...]:
+        return normal((rows, hidden), BF16), pack_head(normal((ids, hidden), BF16))
+
+    name, cost = f"R{rows}-E{hidden}-V{ids}-head", partial(roofline.prompt_product, rows, hidden, ids, BF16)
+    return Case(name, prompt_product_kernel, arguments, cost, lnc)
+
+
 PROMPT_PRODUCTS = (
+    *(head_case(*sizes) for sizes in ((32, 5120, 4748), (4, 2048, 4748), (32, 5120, 37984))),
     *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
     *prompt_cases(TARGET, 2048, lnc=2),
     *(case for shard in LONG_ROWS for rows in (128, 2048) for case in prompt_cases(shard, rows)),

@@ -72,7 +72,10 @@ def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bo
     above = next(n for n, knot in enumerate(knots) if knot >= rows)
     ends = knots[above - (knots[above] > rows) : above + 1]
     shards = [Shard(model, setup.tp, setup.batch, knot) for knot in ends]
-    times = [passes.layers_us(shard, end) + passes.head_us(shard, end, noise) for shard in shards]
+    times = [
+        passes.embedding_us(shard, end) + passes.layers_us(shard, end) + passes.head_us(shard, end, noise)
+        for shard in shards
+    ]
     return times[0] + (times[-1] - times[0]) * (rows - ends[0]) / max(1, ends[-1] - ends[0])
 
 

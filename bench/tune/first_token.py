@@ -11,10 +11,11 @@ import sys
 from dataclasses import replace
 
 from bench.kernels.cases import append_case, prompt_attention_case
-from bench.kernels.layer import BF16, TARGET, attention_dims, prompt_cases
+from bench.kernels.layer import BF16, TARGET, attention_dims, head_case, prompt_cases
 from bench.table import markdown
 from bench.tune import passes
 from bench.tune.passes import LNC
+from model.drafter import MIN_TARGET_ROWS
 from model.errors import UserError, run_cli
 from model.progress import each
 from nki_kernels.roofline import Cost, prompt_attention
@@ -39,7 +40,7 @@ def first_token(length: int) -> tuple[dict[str, float], float]:
         attention += passes.kernel_us(append_case(rows, LNC)) + passes.kernel_us(attended)
         bound += _bound_us(prompt_attention(replace(dims, batch=1, candidates=rows, slots=last)))
     collectives = 2 * chunks * passes.collective_us(TARGET.tp, rows * config.hidden_size * BF16)
-    head = passes.read_us(config.vocab_size // TARGET.tp * config.hidden_size * BF16)
+    head = passes.kernel_us(head_case(MIN_TARGET_ROWS, config.hidden_size, config.vocab_size // TARGET.tp, LNC))
     us = (
         layers * chunks * sum(map(passes.kernel_us, products)), layers * attention, layers * collectives,
         head + chunks * passes.launch_us(),

@@ -1,9 +1,9 @@
 """Microseconds of passes of Qwen3 on Trainium2, simulated from the kernels of a layer on nkisim's timeline.
 
-A pass is its layers, several a launch and summed over the ranks as in a build, the head, which streams its vocabulary
-shard from HBM, and the sampling of a token per row; embeddings and taps are left out. Every time is at one end of the
-band of all uncertain constants: low, nominal or high. Simulated times stay in a file of the user's cache folder, named
-by a digest of the kernels, the simulator and the sizes of the models.
+A pass is its embeddings, its layers, several a launch, both summed over the ranks as in a build, the head and the
+sampling of a token per row; taps are left out. Every time is at one end of the band of all uncertain constants: low,
+nominal or high. Simulated times stay in a file of the user's cache folder, named by a digest of the kernels, the
+simulator and the sizes of the models.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import model.config
 import nki_kernels
 import nkisim
 from bench.kernels.case import Case
-from bench.kernels.layer import BF16, Shard, attention_case, layers_case, mlp_case
+from bench.kernels.layer import BF16, Shard, attention_case, head_case, layers_case, mlp_case
 from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
 from nki_kernels.roofline import Cost
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
@@ -36,6 +36,8 @@ from trnspec.bundle.spec import LAYERS
 LNC = 2
 # launches through whose times a line is drawn: 2 layers are up to 3 % off it, these at most 1.1 % at 12 layers
 _LINE = (4, 6)
+# an execution of a graph with a collective of 32 ranks on a trn2.48xlarge (foxl-ai/kiln, docs/neuron-notes.md)
+_EXECUTION_US = 2500.0
 # a row's winner: its value and its id
 _WINNER_BYTES = 2 * FP32
 # Trainium2 with every uncertain constant at one end of its band
@@ -92,9 +94,9 @@ def read_us(size_bytes: float, end: str = "nominal") -> float:
 
 
 def launch_us(end: str = "nominal") -> float:
-    """One launch of a graph: the host's dispatch, published as 0.8 ms (0.5 to 1), and the device's start."""
+    """One launch of a graph: 0.8 ms by AWS's figure of a host's dispatch, 2.5 ms at the high end of the band."""
     chip = CHIPS[end]
-    return (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
+    return _EXECUTION_US if end == "high" else (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
 
 
 def layers_us(shard: Shard, end: str = "nominal") -> float:
@@ -117,11 +119,17 @@ def sampling_us(rows: int, vocabulary: int, tp: int, end: str = "nominal", noise
     sizes, no_cost = (rows, vocabulary // tp), partial(Cost, 0, 0)
     parts = {coupled_sample_kernel: draw_arguments} | ({gumbel_noise_kernel: noise_arguments} if noise else {})
     cases = (Case("R{}-V{}".format(*sizes), kernel, partial(f, *sizes), no_cost, LNC) for kernel, f in parts.items())
-    return sum(kernel_us(case, end) for case in cases) + collective_us(tp, rows * _WINNER_BYTES, end)
+    # every rank's winners side by side
+    return sum(kernel_us(case, end) for case in cases) + collective_us(tp, tp * rows * _WINNER_BYTES, end)
+
+
+def embedding_us(shard: Shard, end: str = "nominal") -> float:
+    """The sum of the ranks' rows of the embedding, of which one rank has each."""
+    return collective_us(shard.tp, shard.rows * shard.config.hidden_size * BF16, end)
 
 
 def head_us(shard: Shard, end: str = "nominal", noise: bool = True) -> float:
     """Logits of a pass and their sampling."""
     config = shard.config
-    logits = read_us(config.vocab_size // shard.tp * config.hidden_size * BF16, end)
+    logits = kernel_us(head_case(shard.rows, config.hidden_size, config.vocab_size // shard.tp, LNC), end)
     return logits + sampling_us(shard.rows, config.vocab_size, shard.tp, end, noise)

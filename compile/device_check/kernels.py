@@ -79,7 +79,10 @@ def _samples(ctx: Context) -> list[Tensor]:
     """Noise and ids of a greedy row, a noisy one, and two with filters, of 777 ids."""
     seeds, positions = torch.tensor([[1, -2], [7, 1 << 30], [3, 4], [5, 6]]).int(), torch.tensor([3, 100000, 5, 6])
     filters = Filters(torch.tensor([0.0, 0, 20, 0]), torch.tensor([1, 1, 0.9, 0.8]), torch.tensor([0, 0, 0, 0.02]))
-    params, shard = SamplingParams(torch.tensor([0, 0.7, 1.3, 0.9]), seeds, filters), VocabShard(_ZERO_11, 777)
+    params, shard = (
+        SamplingParams(torch.tensor([0, 0.7, 1.3, 0.9]), seeds, filters),
+        VocabShard(_ZERO_11, 777, _ZERO_11),
+    )
     noise_RV = ctx.gumbel_noise(seeds, positions.int(), shard)
     return [noise_RV, ctx.sample(_normal(10, 4, 777, size=3), params, noise_RV, shard).token_ids()]
 

@@ -35,8 +35,8 @@ from trnspec.bundle.spec import BundleSpec
 class TracedOps(Ops):
     """The graph's version of the operations, on torch tensors that represent JAX values."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, gather: str = "all_reduce") -> None:
+        self.ranks, self.gather = ranks, gather
         self.groups = (tuple(range(ranks)),) if ranks > 1 else None
         self._kinds: dict[Any, Callable[..., Any]] = {}
 
@@ -57,7 +57,7 @@ class TracedOps(Ops):
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
     def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
-        return interop.call_jax(_shared(function, self.ranks, tuple(fixed.items())), *given)
+        return interop.call_jax(_shared(function, self.ranks, self.gather, tuple(fixed.items())), *given)
 
     def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
         def write(pool: jax.Array, rows: jax.Array, blocks: jax.Array, offsets: jax.Array) -> jax.Array:
@@ -69,8 +69,10 @@ class TracedOps(Ops):
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else interop.call_jax(lambda a: ALL_REDUCE.bind(a, ranks=self.ranks), x)
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        return x if self.ranks == 1 else interop.call_jax(lambda a: ALL_GATHER.bind(a, ranks=self.ranks), x)
+    def all_gather(self, x: Tensor, rank_11: Tensor) -> Tensor:
+        if self.ranks == 1 or self.gather == "all_reduce":
+            return super().all_gather(x, rank_11)
+        return interop.call_jax(lambda a: ALL_GATHER.bind(a, ranks=self.ranks), x)
 
 
 def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -91,11 +93,13 @@ def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor
 
 
 @functools.cache
-def _shared(function: Callable[..., Any], ranks: int, fixed: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+def _shared(
+    function: Callable[..., Any], ranks: int, gather: str, fixed: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
     """The function for all graphs of a process: its trace is most of a step's, and no length changes it."""
 
     def run(*given: Any) -> Any:
-        return interop.call_torch(functools.partial(function, TracedOps(ranks), **dict(fixed)), *given)
+        return interop.call_torch(functools.partial(function, TracedOps(ranks, gather), **dict(fixed)), *given)
 
     run.__name__ = function.__name__
     return jax.jit(run)
@@ -143,5 +147,7 @@ def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tupl
 @functools.lru_cache(maxsize=2)
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
     """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
-    ctx = make_context(spec.kernels, spec.tp, TracedOps(spec.tp), launch_in_graph, spec.layers, spec.without)
+    ctx = make_context(
+        spec.kernels, spec.tp, TracedOps(spec.tp, spec.gather), launch_in_graph, spec.layers, spec.without
+    )
     return make_pair(spec, drafting, ctx)

@@ -107,11 +107,7 @@ def build_model(plan: BundlePlan, work: Path, flags: Mapping[str, str], out: Pat
     vendor: Any = importlib.import_module(_BUILDER)
     xla: Any = importlib.import_module("torch_xla.core.xla_model")
     spec, ranks = plan.spec, {"groups": [list(range(plan.spec.tp))], "pin_layout": False}
-    ops = StaticOps(
-        lambda x: xla.all_reduce(xla.REDUCE_SUM, x, **ranks),
-        lambda x: xla.all_gather(x, dim=x.dim() - 1, **ranks),
-        spec.tp,
-    )
+    ops = StaticOps(lambda x: xla.all_reduce(xla.REDUCE_SUM, x, **ranks), spec.tp)
     builder = vendor.ModelBuilder(
         router=None, tp_degree=spec.tp, checkpoint_loader=dict, start_rank_id=0, local_ranks_size=spec.tp,
         world_size=spec.tp, compiler_workdir=str(work), logical_nc_config=LNC,

@@ -52,7 +52,6 @@ class StaticOps(Ops):
     """The operations with shapes that are known before any value is, which a lazy tracer can follow."""
 
     reduce: Callable[[Tensor], Tensor]
-    gather: Callable[[Tensor], Tensor]
     ranks: int = 1
 
     def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
@@ -62,9 +61,6 @@ class StaticOps(Ops):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x if self.ranks == 1 else self.reduce(x)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        return x if self.ranks == 1 else self.gather(x)
 
 
 class NxdiStep(nn.Module):

@@ -94,7 +94,8 @@ class DFlashModel(Qwen3):
     def context(self, states_BNF: Tensor, caches: list[Cache], meta: AttentionMetadata) -> list[Cache]:
         """The caches with the keys and values of these rows of the target's states."""
         rope = rotation(meta.positions_BN, self.config)
-        rows_BNE, layers = self.hidden_norm(self.ctx.ops.all_gather(self.fc(states_BNF))), list[Any](self.layers)
+        rows_BNE = self.hidden_norm(self.ctx.ops.all_gather(self.fc(states_BNF), self.rank_11))
+        layers: list[Any] = list(self.layers)
         kvs = (layer.self_attn.key_value(rows_BNE, rope) for layer in layers)
         return [append(self.ctx.ops, k, v, cache, meta) for (k, v), cache in zip(kvs, caches, strict=True)]
 
@@ -129,7 +130,7 @@ class DFlashModel(Qwen3):
         places_RC = (ids_RC - shard.start_11).clamp(max=shard.width - 1)
         picked = (_gather_columns(t, places_RC) for t in (logits_RV, noise_RV))
         candidates = torch.stack((scores_RC, (places_RC + shard.start_11).float(), *picked))
-        candidates = self.ctx.all_gather_vocab(candidates)
+        candidates = self.ctx.all_gather_vocab(candidates, shard)
         if candidates.shape[-1] > scores_RC.shape[-1]:
             _, best_RC = best_ids(ops, candidates[0], iota(candidates.shape[-1], ids_RC).expand_as(candidates[0]))
             candidates = torch.stack([_gather_columns(t, best_RC) for t in candidates])

@@ -33,7 +33,7 @@ from model.qwen3 import MLP, Attention
 from model.rope import Rotation, rotation
 from model.sampling import SamplingParams
 from model.strict import Length, Range
-from model.weights import COLUMNS, DECODER_LAYER, REPLICATED, ROWS, Packing, Weight, layer_weights
+from model.weights import DECODER_LAYER, REPLICATED, ROWS, Packing, Weight, head_weight, layer_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +121,19 @@ class Eagle3Model(LanguageModel):
 
     def feature(self, states_BNF: Tensor) -> Tensor:
         """(B, N, E) of the target's states at the taps."""
-        return self.ctx.ops.all_gather(self.fc(states_BNF))
+        return self.ctx.ops.all_gather(self.fc(states_BNF), self.rank_11)
 
     def hidden(
         self, next_BN: Tensor, x_BNE: Tensor, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
         """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with these rows."""
-        rope, embeds_BNE = rotation(meta.positions_BN, self.config), self.embed_tokens(next_BN)
+        rope, embeds_BNE = rotation(meta.positions_BN, self.config), self.embed_tokens(next_BN, self.rank_11)
         x_BNE, cache = self.ctx.ops.call(self.layers[0], embeds_BNE, x_BNE, rope, caches[0], meta)
         return x_BNE, [cache]
 
     def draft(self, x_B1E: Tensor, params: SamplingParams, noise_B1D: Tensor) -> Tensor:
         """(B, 1) the target's ids that are sampled after a row of each sequence."""
-        logits_B1D = self.lm_head(self.norm(x_B1E))
+        logits_B1D = self.lm_head(self.norm(x_B1E), self.rank_11)
         return self.target_ids_D[self.sample(logits_B1D, params, noise_B1D).token_ids()]
 
     def forward(
@@ -223,8 +223,9 @@ class Eagle3(Drafter):
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
         """By the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
-        outside = {"embed_tokens": COLUMNS, "fc": ROWS, "norm": REPLICATED, "lm_head": ROWS}
+        outside = {"embed_tokens": ROWS, "fc": ROWS, "norm": REPLICATED}
         rows = [Weight(f"{name}.weight", ((f"{name}.weight", shard),)) for name, shard in outside.items()]
+        rows.append(head_weight("lm_head.weight", packing))
         layer = {n: s for n, s in DECODER_LAYER.items() if n not in ("self_attn.q_norm", "self_attn.k_norm")}
         rows += layer_weights("layers.0", "", layer | {"hidden_norm": REPLICATED}, packing)
         if config.draft_vocab_size < config.vocab_size:

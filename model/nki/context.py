@@ -22,6 +22,7 @@ from model.ops import EAGER, Ops, iota
 from model.parallel import VocabShard
 from model.sampling import GUMBEL_DOMAIN, NO_ID, SamplingParams, ShardArgmax, is_finite
 from model.weights import Packing
+from nki_kernels.layer.pack_weights import pack_head
 from nki_kernels.limits import FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
 # scores of marked rows: beyond every other
@@ -58,7 +59,8 @@ class NkiContext(Context):
         split = config.intermediate_size // self.tp % LNC == 0
         attention = full and config.head_dim == 128 and not ATTENTION_KERNELS.intersection(self.without)
         mlp = full and split and not MLP_KERNELS.intersection(self.without)
-        return Packing(PACKED_ATTENTION if attention else {}, PACKED_MLP if mlp else {})
+        head = pack_head if full and "prompt_product" not in self.without else None
+        return Packing(PACKED_ATTENTION if attention else {}, PACKED_MLP if mlp else {}, head)
 
     def fuse(self, model: M) -> M:
         return fuse(model, self, self.run, 1 if LAYERS in self.without else self.layers)
@@ -111,7 +113,7 @@ class NkiContext(Context):
         best_R = logits_RV.amax(-1)
         # false for NaN too: the kernels get numbers only
         logits_RV = torch.where(logits_RV.abs() < -NO_FLOOR, logits_RV, FORBIDDEN)
-        floor_R = self._floor(logits_RV, params).clamp(min=NO_FLOOR)
+        floor_R = self._floor(logits_RV, params, shard.rank_11).clamp(min=NO_FLOOR)
         parts = list[Tensor]()
         for first in range(0, logits_RV.shape[0], ROWS):
             part = slice(first, first + ROWS)
@@ -123,12 +125,12 @@ class NkiContext(Context):
             of_cores, first_R = (values, ids.float()), values[0] >= values[-1]
             parts.append(torch.stack([torch.where(first_R, t[0], t[-1]) for t in of_cores]))
         # a collective for both: ids are exact in fp32
-        gathered = self.ops.all_gather(_marked(torch.cat(parts, 1), best_R).T)
+        gathered = self.ops.all_gather(_marked(torch.cat(parts, 1), best_R).T, shard.rank_11)
         best = gathered.unflatten(-1, (-1, 2)).permute(1, 2, 0)
         return ShardArgmax(best[:, 0], best[:, 1].to(torch.int32))
 
-    def all_gather_vocab(self, x_RC: Tensor) -> Tensor:
-        return self.ops.all_gather(x_RC)
+    def all_gather_vocab(self, x_RC: Tensor, shard: VocabShard) -> Tensor:
+        return self.ops.all_gather(x_RC, shard.rank_11)
 
     def accept(self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, count = samples.ids.shape[1:]
@@ -138,19 +140,19 @@ class NkiContext(Context):
         accepted, counts, last, _ = self.run("accept_drafts", (samples.values, samples.ids, *steps), *results)
         return accepted, counts, last
 
-    def _floor(self, logits_RV: Tensor, params: SamplingParams) -> Tensor:
+    def _floor(self, logits_RV: Tensor, params: SamplingParams, rank_11: Tensor) -> Tensor:
         """(R,) each row's smallest kept logit: exact for a target's sample, approximate for a draft's."""
         lowest_R = torch.full_like(params.temperature_R, NO_FLOOR)
         if params.filters is None or params.filtering_R is None:
             return lowest_R
         if isinstance(params.filters, ApproxFilters):
-            best_R = best_logit(self.ops, logits_RV)
+            best_R = best_logit(self.ops, rank_11, logits_RV)
             by = (1 / params.divisor_R, best_R)
-            sums = functools.partial(count_and_mass, self.ops, logits_RV, by, self._weights_above)
+            sums = functools.partial(count_and_mass, self.ops, rank_11, logits_RV, by, self._weights_above)
             floor_R = params.filters.floor(best_R, params.divisor_R, sums)
         else:
             by_T = (params.divisor_R, params.filters)
-            floor_R = self.ops.shared(filter_floor, logits_RV, by_T, weigh=self._weights_above)
+            floor_R = self.ops.shared(filter_floor, rank_11, logits_RV, by_T, weigh=self._weights_above)
         return torch.where(params.filtering_R, floor_R, lowest_R)
 
     def _weights_above(

@@ -1,4 +1,4 @@
-"""Modules that do half a layer in one launch, norm and projections included, with packed weights.
+"""Modules that do half a layer in one launch, norm and projections included, or a head, with packed weights.
 
 Decode kernels take few rows, of several layers in a launch that ends at a tapped state; prompt kernels any number.
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model.cache import AttentionMetadata, Cache
 from model.context import Context, M
-from model.layers import Layers, RMSNorm
+from model.layers import Head, Layers, RMSNorm
 from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
 from model.qwen3 import MLP, Attention
@@ -32,7 +32,7 @@ Run = Callable[..., tuple[Tensor, ...]]
 
 
 def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
-    """Pack the halves of a model's layers that the kernels support; `max_layers` are one launch."""
+    """Pack the head and the halves of a model's layers that the kernels support; `max_layers` are one launch."""
     layers: Any = model.layers
     config: Any = model.config
     packing = ctx.packing(config)
@@ -43,6 +43,8 @@ def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
         if packing.mlp:
             layer.post_attention_layernorm = DeferredNorm(layer.post_attention_layernorm)
             layer.mlp = PackedMLP(layer.mlp, layer.post_attention_layernorm, ctx.ops, run)
+    if packing.head and isinstance(head := model.lm_head, Head):
+        model.lm_head = PackedHead(head, packing.head, run)
     if max_layers > 1 and packing.attention and packing.mlp and isinstance(layers, Layers):
         model.layers = FusedLayers(layers, run, max_layers)
     return model
@@ -107,10 +109,25 @@ class PackedAttention(Attention):
         return few and meta.attend_to_B1 is None
 
     def _product(self, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
-        """Rows times the first blocks of a packed weight, or times all of it."""
-        x_RK, first = x_BNK.flatten(0, 1), (blocks,) if blocks else ()
-        result = like(x_RK)._replace(shape=(x_RK.shape[0], (blocks or packed.shape[0]) * packed.shape[2]))
-        return self.run("prompt_product", (x_RK, packed, *first), result)[0].unflatten(0, x_BNK.shape[:2])
+        return product(self.run, x_BNK, packed, blocks)
+
+
+def product(run: Run, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
+    """(B, N, F) rows times the first blocks of a packed weight, or times all of it."""
+    x_RK, first = x_BNK.flatten(0, 1), (blocks,) if blocks else ()
+    result = like(x_RK)._replace(shape=(x_RK.shape[0], (blocks or packed.shape[0]) * packed.shape[2]))
+    return run("prompt_product", (x_RK, packed, *first), result)[0].unflatten(0, x_BNK.shape[:2])
+
+
+class PackedHead(nn.Module):
+    """Logits in fp32 of this rank's ids: one launch, whose packed weight has columns of zeros after the last id."""
+
+    def __init__(self, head: Head, pack_head: Callable[..., Tensor], run: Run) -> None:
+        super().__init__()
+        self.run, self.ids, self.packed = run, len(head.weight), nn.Parameter(pack_head(head.weight.data))
+
+    def forward(self, x_BNE: Tensor, rank_11: Tensor) -> Tensor:
+        return product(self.run, x_BNE, self.packed)[..., : self.ids].float()
 
 
 class PackedMLP(nn.Module):

@@ -33,8 +33,19 @@ def block_width(features: int, most: int = BANK) -> int:
 
 def pack(weight: Any) -> Any:
     """(out, in) as (blocks, in, C)."""
-    out, depth = weight.shape
-    return _contiguous(weight.reshape(-1, block_width(out), depth).swapaxes(1, 2))
+    return _in_blocks(weight, block_width(len(weight)))
+
+
+def _in_blocks(weight: Any, width: int) -> Any:
+    return _contiguous(weight.reshape(-1, width, weight.shape[1]).swapaxes(1, 2))
+
+
+def pack_head(weight: Any, dim: int = 0) -> Any:
+    """(V, in) of a vocabulary shard as (blocks, in, C), with zero columns after the last id."""
+    count = 2 * -(-len(weight) // (2 * BANK))
+    width = 2 * -(-len(weight) // (2 * count))
+    padding = weight[: count * width - len(weight)] * 0
+    return _in_blocks(_joined([weight, padding], 0), width)
 
 
 def pack_gate_up(gate: Any, up: Any) -> Any:

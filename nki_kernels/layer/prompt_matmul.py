@@ -9,10 +9,10 @@ decode_mlp's, so that a row's bits are decode's: they do not depend on C, the ro
 cores.
 
 Layouts: x (C, E) or (C, K), gamma (E,), gate_up (blocks, E, 2 W) of pack_gate_up, down (blocks, I, W) of pack; weight
-(blocks, K, W) of pack, pack_qkv or pack_out, K a multiple of 128, of which prompt_product takes the `first` blocks, or
-all. Two cores take half of the tiles each.
+(blocks, K, W) of pack, pack_qkv, pack_out or pack_head, K a multiple of 128, of which prompt_product takes the `first`
+blocks, or all. Two cores take half of the row tiles each; of a product of one row tile, half of the blocks.
 Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/kernels.md. Launched by the graph of every prompt,
-and prompt_product for the projections of block drafts.
+and prompt_product for the projections of block drafts and the head of every pass.
 """
 
 import nki
@@ -91,8 +91,8 @@ class RowTile(nl.NKIObject):
         self.squares_PR = squares_PR
 
 
-def groups_of_core(x, gamma_PT, first_size, inner):
-    """This core's row tiles: `first_size` in the first group, as many as fit in the others, and an empty last group.
+def groups_of(x, gamma_PT, first_size, inner, mine):
+    """Row tiles mine[0] to mine[1]: `first_size` in the first group, as many as fit in the others, an empty last group.
 
     A core without tiles has the empty one only. `inner` are the elements of an intermediate row, which SBUF holds
     twice: as rows and transposed.
@@ -100,7 +100,6 @@ def groups_of_core(x, gamma_PT, first_size, inner):
     count, groups, size = x.shape[0], [], itemsize(x.dtype)
     transposed, whole = x.shape[1] * size, (x.shape[1] + 2 * inner) * size
     most = max(1, min(GROUP, TRANSPOSED_BYTES // transposed, GROUP_BYTES // whole))
-    mine = core_slice(-(-count // P))
     for i in range(mine[0], mine[1]):
         if i == mine[0] or i == mine[0] + first_size or len(groups[len(groups) - 1]) == most:
             groups.append([])
@@ -148,8 +147,9 @@ def multiply(block, weight, x_PTR):
 
 def project_tiles(out_CE, stream, weight, x, tiles, following):
     """Store the product of a weight with each row tile of a group; transpose the next group's rows in between."""
-    blocks, columns = weight.blocks[1], weight.columns
-    for b in range(blocks):
+    start, columns = weight.blocks[0], weight.columns
+    blocks = weight.blocks[1] - start
+    for b in range(start, weight.blocks[1]):
         block, products = [], []
         if weight.k_tiles > DEEP:
             products = row_products(weight, x)
@@ -165,7 +165,7 @@ def project_tiles(out_CE, stream, weight, x, tiles, following):
             nisa.tensor_copy(dst=rounded_RC, src=psum_RC, engine=alternate_engine(i))
             dma_static(out_CE[row : row + tiles[i].rows, b * columns : (b + 1) * columns], rounded_RC)
         for j in range(len(following)):
-            if j * blocks // len(following) == b:
+            if start + j * blocks // len(following) == b:
                 following[j].transpose()
                 # one tile ahead: SBUF has no room for a group's rows in addition to its transposed ones
                 if j + 1 < len(following):
@@ -179,7 +179,7 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
     width, inner = gate_up.shape[2] // 2, down.shape[1]
     out_CE = nl.ndarray((count, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     # rows take long to prepare: a first group of one tile lets the products begin
-    groups = groups_of_core(x, load_gamma(gamma, x.dtype), 1, inner)
+    groups = groups_of(x, load_gamma(gamma, x.dtype), 1, inner, core_slice(-(-count // P)))
     preload_act_table(nl.silu)
     both = PackedWeight("gate_up", gate_up, (0, gate_up.shape[0]), row_splits(hidden))
     last = PackedWeight("down", down, (0, down.shape[0]))
@@ -208,8 +208,12 @@ def prompt_product_kernel(x, weight, first=0):
     if first > 0:
         blocks = first
     out_CE = nl.ndarray((x.shape[0], blocks * columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    groups = groups_of_core(x, None, GROUP, 0)
-    packed = PackedWeight("weight", weight, (0, blocks), row_splits(x.shape[1]))
+    tiles = -(-x.shape[0] // P)
+    mine, shared = core_slice(tiles), (0, blocks)
+    if tiles == 1:
+        mine, shared = (0, 1), core_slice(blocks)
+    groups = groups_of(x, None, GROUP, 0, mine)
+    packed = PackedWeight("weight", weight, shared, row_splits(x.shape[1]))
     stream = stream_for(groups, (packed,))
     for g in range(len(groups) - 1):
         begin(groups, g, stream)

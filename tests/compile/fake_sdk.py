@@ -121,14 +121,9 @@ def all_reduce(kind: str, inputs: torch.Tensor, groups: list[list[int]], pin_lay
     return inputs
 
 
-def all_gather(value: torch.Tensor, dim: int, groups: list[list[int]], pin_layout: bool) -> torch.Tensor:
-    """torch_xla's, where every rank has what this one has."""
-    return torch.cat([all_reduce("sum", value, groups, pin_layout)] * len(groups[0]), dim)
-
-
 def install(patch: pytest.MonkeyPatch) -> None:
     """Put NxD and torch_xla into sys.modules."""
-    xla = SimpleNamespace(REDUCE_SUM="sum", all_reduce=all_reduce, all_gather=all_gather)
+    xla = SimpleNamespace(REDUCE_SUM="sum", all_reduce=all_reduce)
     patch.setitem(sys.modules, "torch_xla.core.xla_model", xla)
     nxd = SimpleNamespace(ModelBuilder=ModelBuilder, BaseModelInstance=BaseModelInstance)
     patch.setitem(sys.modules, "neuronx_distributed.trace.model_builder", nxd)

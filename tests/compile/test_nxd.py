@@ -37,7 +37,7 @@ from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request
 
 SIZES: dict[str, Any] = {"batch": 3, "max_len": 256, "k": 2, "chunks": (128,)}
-STATIC = StaticOps(lambda x: x, lambda x: x)
+STATIC = StaticOps(lambda x: x)
 
 
 @pytest.fixture(scope="module")

@@ -107,9 +107,9 @@ def _all(proto: bytes) -> list[Any]:
     return [i for computation in hlo.parse(proto).computations for i in computation.instructions]
 
 
-def _gathered(proto: bytes) -> list[list[int]]:
-    """The result's shape of every all-gather of a graph."""
-    return [[*i.shape.dimensions] for i in _all(proto) if i.opcode == "all-gather"]
+def _shapes(proto: bytes, collective: str) -> list[list[int]]:
+    """The result's shape of every such collective of a graph."""
+    return [[*i.shape.dimensions] for i in _all(proto) if i.opcode == collective]
 
 
 def _collectives(proto: bytes) -> Counter[str]:
@@ -125,17 +125,22 @@ def _collectives(proto: bytes) -> Counter[str]:
 
 
 def test_no_logit_crosses_the_ranks(base: Path) -> None:
-    """But for the embedding's, a gather has a few numbers of each row and rank; the reference's has the vocabulary."""
+    """But for hidden rows, a collective has a few numbers of each row and rank; the reference's has the vocabulary."""
     tp, vocabulary, most = 4, SHARDED["vocab_size"], len(STEPS)
-    of_kernels, of_reference = (_lowered(base / "sharded", tp=tp, kernels=kernels) for kernels in ("nki", "reference"))
-    draws = [shape for shape in _gathered(of_kernels) if shape[-1] != SHARDED["hidden_size"]]
+    of_kernels, of_reference, gathering = (
+        _lowered(base / "sharded", tp=tp, kernels=kernels, gather=gather)
+        for kernels, gather in (("nki", "all_reduce"), ("reference", "all_reduce"), ("reference", "all_gather"))
+    )
+    draws = [shape for shape in _shapes(of_kernels, "all-reduce") if shape[-1] != SHARDED["hidden_size"]]
     assert draws
     for shape in draws:
         assert math.prod(shape) <= 3 * 2 * tp * most
-        assert shape[-1] <= tp * most < vocabulary
-    assert any(shape[-1] == vocabulary for shape in _gathered(of_reference))
-    # two all-reduces a layer of the target and of the draft's pass; a gather for each embedding and each sample
-    assert _collectives(of_reference) == {"all-reduce": 2 * (2 + 1), "all-gather": 2 + 2}
+        assert math.prod(shape[-2:]) <= tp * most < vocabulary
+    assert any(math.prod(shape[-2:]) == vocabulary for shape in _shapes(of_reference, "all-reduce"))
+    assert [shape[-1] for shape in _shapes(gathering, "all-gather")] == [vocabulary] * 2
+    # two all-reduces a layer of the target and of the draft's pass, one for each embedding, a gather for each sample
+    assert _collectives(of_reference) == {"all-reduce": 2 * (2 + 1) + 2 + 2}
+    assert _collectives(gathering) == {"all-reduce": 2 * (2 + 1) + 2, "all-gather": 2}
 
 
 def _operands(proto: bytes, kernel: str) -> list[str]:

@@ -87,6 +87,7 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
     # a layer rounds a dozen times on the way
     bound = 24 * torch.finfo(dtype).eps * outs[0].abs().max()
     assert (outs[0] - outs[1]).abs().max() <= bound
+    assert launches.pop().kernel == "prompt_product", "the head"
     expected = {"append_rows": 2, "prompt_attention": 2, "prompt_product": 4, "prompt_mlp": 1}
     # a prompt of 128 rows fits the kernel of a step
     expected |= {"decode_attention": 1, "decode_mlp": 2}

@@ -81,7 +81,8 @@ def sampled(
 
     def of_rank(ops: RankOps) -> list[int]:
         ctx, own_RV = make_context(backend, ranks, ops, simulated.serve), logits_RV.chunk(ranks, 1)[ops.rank]
-        shard = VocabShard(torch.tensor([[ops.rank * own_RV.shape[1]]], dtype=torch.int32), own_RV.shape[1])
+        width = own_RV.shape[1]
+        shard = VocabShard(ops.rank_11 * width, width, ops.rank_11)
         noise_RV = ctx.gumbel_noise(seeds_R2, positions_R, shard)
         samples = ctx.sample(own_RV.contiguous(), approximate(params) if approx else params, noise_RV, shard)
         return samples.token_ids().tolist()

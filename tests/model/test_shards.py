@@ -25,6 +25,7 @@ from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_logits_processors import some, words
 
 NKI = NkiContext(1, EAGER, simulated.serve)
+RANK_0 = torch.zeros((1, 1), dtype=torch.int32)
 
 
 def filters_of(rows: int, seed: int) -> tuple[Tensor, Filters]:
@@ -56,20 +57,21 @@ def test_every_rank_finds_the_same_floor(ranks: int) -> None:
     by = (params.divisor_R, params.filters)
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        return filter_floor(ops, logits.chunk(ranks, -1)[ops.rank].contiguous(), by, NKI._weights_above), ops.gathered
+        own = logits.chunk(ranks, -1)[ops.rank].contiguous()
+        return filter_floor(ops, ops.rank_11, own, by, NKI._weights_above), ops.collectives
 
-    expected = filter_floor(EAGER, logits, by, NKI._weights_above)
-    assert all(torch.equal(floor, expected) and gathered == 18 for floor, gathered in on_ranks(ranks, work))
+    expected = filter_floor(EAGER, RANK_0, logits, by, NKI._weights_above)
+    assert all(torch.equal(floor, expected) and count == 18 for floor, count in on_ranks(ranks, work))
 
 
 def test_sums_of_ranks_have_one_order() -> None:
     """By halves, whatever the number of rows; another order gives other bits."""
     parts = torch.randn(4, 40, 3, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 6, 40)[:, None]
-    found = on_ranks(4, lambda ops: over_ranks(ops, parts[ops.rank]))
+    found = on_ranks(4, lambda ops: over_ranks(ops, ops.rank_11, parts[ops.rank]))
     a, b, c, d = parts
     assert all(torch.equal(x, (a + c) + (b + d)) for x in found)
     assert not torch.equal(found[0], ((a + b) + c) + d)
-    few = on_ranks(4, lambda ops: over_ranks(ops, parts[ops.rank, 7:9]))
+    few = on_ranks(4, lambda ops: over_ranks(ops, ops.rank_11, parts[ops.rank, 7:9]))
     assert torch.equal(few[0], found[0][7:9])
 
 
@@ -86,13 +88,14 @@ def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None
     def of_rank(ctx: Context, rank: int) -> tuple[Tensor, Tensor]:
         """Samples under masks, and log-probabilities among the allowed ids."""
         width = count // ctx.tp
-        shard = VocabShard(torch.tensor([[rank * width]], dtype=torch.int32), width)
+        rank_11 = torch.tensor([[rank]], dtype=torch.int32)
+        shard = VocabShard(rank_11 * width, width, rank_11)
         logits_R1V = logits_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
         counts = torch.zeros((rows, 1, width), dtype=torch.int32)
         processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, shard)
         noise_RV = ctx.gumbel_noise(params.seed_R2, positions_R, shard)
         ids_R = ctx.sample(processors.process(logits_R1V)[:, 0], params, noise_RV, shard).token_ids()
-        return ids_R, logprobs_of(ctx, processors.visible(logits_R1V)[:, 0], ids_R, shard.ids_V)
+        return ids_R, logprobs_of(ctx, processors.visible(logits_R1V)[:, 0], ids_R, shard)
 
     expected, _ = of_rank(ONE_RANK, 0)
     logprobs = torch.where(torch.tensor(allowed), logits_RV, float("-inf")).log_softmax(-1)

@@ -47,7 +47,8 @@ class BundleSpec:
     batch may need. `chunks`: rows of the prompts' graphs, by default `CHUNKS`. `context_buckets`: the positions that
     steps attend, by default max_len and fractions of it. `graphs`: greedy has one graph of prompts and steps without
     filters or logits processors. `layers`: the most layers of a kernel launch; with 1 each half of a layer is one.
-    `without`: NKI kernels that become operations of the graph.
+    `without`: NKI kernels that become operations of the graph. `gather`: an all-gather of the graph, as an all-reduce
+    of zero-padded parts or as XLA's.
     """
 
     target: Name
@@ -67,6 +68,7 @@ class BundleSpec:
     graphs: Literal["all", "greedy"] = "all"
     layers: Annotated[int, Range(1, MAX_LAYERS)] = 1
     without: Annotated[tuple[Name, ...], Length(0, 12)] = ()
+    gather: Literal["all_reduce", "all_gather"] = "all_reduce"
 
     @property
     def k(self) -> int:
