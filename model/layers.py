@@ -50,7 +50,7 @@ class Embedding(nn.Embedding):
         super().__init__(vocab // ctx.tp, hidden)
         self.ops = ctx.ops
 
-    def forward(self, ids: Tensor, rank_11: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, rank_11: Tensor) -> Tensor:  # type: ignore[override]
         ids = ids.clamp(min=0) - rank_11 * self.num_embeddings
         own = (ids >= 0) & (ids < self.num_embeddings)
         rows = super().forward(torch.where(own, ids, 0))
@@ -64,7 +64,7 @@ class Head(nn.Linear):
         super().__init__(hidden, vocab // ctx.tp, bias=False)
         self.ctx = ctx
 
-    def forward(self, x: Tensor, rank_11: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rank_11: Tensor) -> Tensor:  # type: ignore[override]
         logits = super().forward(x).float()
         return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits, rank_11)
 
