@@ -19,8 +19,6 @@ from model.strict import Length, Range, Wrong, read
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
-# k by drafter where it is not 7: the best for the 32B by `bench.tune`; of a chain's two the server chooses
-DEFAULT_KS = {"chain": (3, 7), "eagle3": (4,), "none": ()}
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class BuildSpec:
     target: str = _flag("Qwen/Qwen3-32B", "target: a preset's name or a Hugging Face checkpoint folder")
     draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset's name or a Hugging Face checkpoint folder")
     tp: int = _flag(32, "tensor-parallel ranks")
-    k: str = _flag(AUTO, "drafts per step, 0 to 31, or a set as 0,3,7; 0: none; auto: chain 3,7, eagle3 4, others 7")
+    k: str = _flag(AUTO, "drafts per step, 0 to 31, or a set as 0,3,7; 0: none; auto: the drafter's best for the 32B")
     batch: int = _flag(4, "sequences decoded together")
     max_len: int = _flag(1024, "longest sequence, prompt and answer together")
     out: str = _flag("bundle", "folder of the bundle")
@@ -84,7 +82,7 @@ class BuildSpec:
     @property
     def ks(self) -> tuple[int, ...]:
         """The k of the fused steps, rising, without 0."""
-        return DEFAULT_KS.get(self.drafter_type.name, (7,)) if self.k == AUTO else ks_of(self.k)
+        return self.drafter_type.default_ks if self.k == AUTO else ks_of(self.k)
 
     @functools.cached_property
     def bundle(self) -> BundleSpec:

@@ -92,6 +92,8 @@ class Drafter:
     config_type: ClassVar[type[Any] | None] = None
     model_type: ClassVar[Any] = None
     state_spec: ClassVar[tuple[StateSpec, ...]] = ()
+    # the k of a build that names none: the best for the 32B by `bench.tune`; of several the server chooses
+    default_ks: ClassVar[tuple[int, ...]] = ()
     # the most drafts of a step; 0 is as many as kernels take rows
     max_k: ClassVar[int] = 0
     # the first passes that read the verified rows: where a step is in halves, they belong to the second

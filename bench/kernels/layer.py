@@ -175,7 +175,7 @@ def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
 
 
 PROMPT_PRODUCTS = (
-    *(head_case(*sizes) for sizes in ((32, 5120, 4748), (4, 2048, 4748), (32, 5120, 37984))),
+    *(head_case(*sizes) for sizes in ((32, 5120, 4748), (4, 2048, 4748))),
     *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
     *prompt_cases(TARGET, 2048, lnc=2),
     *(case for shard in LONG_ROWS for rows in (128, 2048) for case in prompt_cases(shard, rows)),

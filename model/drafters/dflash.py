@@ -154,6 +154,7 @@ class DFlash(Chain):
     state_spec = ()
     is_causal_lm = False
     verify_passes = 1
+    default_ks = (7,)
     runs_without_drafts = True
     tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {
         "model.embed_tokens.weight": ("model.embed_tokens.weight",),

@@ -154,6 +154,7 @@ class Eagle3(Drafter):
     # it reads two rows side by side
     packs_attention = False
     state_spec = (StateSpec("state", "B 1 H"),)
+    default_ks = (4,)
     verify_passes = 1
     # a head without embeddings has the target's
     tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {"embed_tokens.weight": ("model.embed_tokens.weight",)}

@@ -43,6 +43,7 @@ class Parallel(Chain):
     name = "parallel"
     config_type = MaskedConfig
     state_spec = (StateSpec("ids", "B K 1", "int32"),)
+    default_ks = (7,)
     max_k = 16
 
     def propose(

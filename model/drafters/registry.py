@@ -15,6 +15,7 @@ class NGram(Drafter):
     """The host drafts."""
 
     name = "ngram"
+    default_ks = (7,)
 
 
 # dflash before those that match its mask or its vocabulary

@@ -83,7 +83,7 @@ def test_a_step_is_a_launch_its_drafts_and_a_pass_over_their_rows() -> None:
         ends = [drafters.step_us(setup, 7, end) for end in CASES]
         assert ends == sorted(ends)
     shard = Shard("32B", 32, 4, 5)
-    between = passes.layers_us(shard) + passes.head_us(shard)
+    between = passes.embedding_us(shard) + passes.layers_us(shard) + passes.head_us(shard)
     assert drafters.pass_us(Setup("n-gram"), "32B", 5) == pytest.approx(between, rel=0.02)
     assert [Setup("chain 1.7B", 32, batch).max_k for batch in (1, 16, 64)] == [15, 7, 1]
     # fc in the first pass of EAGLE-3 alone

@@ -38,7 +38,10 @@ def _numbers(name: str, tp: int) -> tuple[int, int]:
         kv, q = 1, -(-(queries // 8) // (tp // 8))
     attention = 2 * hidden * 128 * (q + kv) + 2 * 128
     layer = attention + 3 * hidden * (intermediate // tp) + 2 * hidden
-    embeddings = 151936 * (hidden // tp) + (151936 // tp) * hidden
+    # an even number of blocks of at most 512 ids and an even number of ids in each
+    ids = 151936 // tp
+    blocks = 2 * -(-ids // 1024)
+    embeddings = ids * hidden + 2 * blocks * -(-ids // (2 * blocks)) * hidden
     return layers * layer + embeddings + hidden, layers * 2 * kv * 128
 
 

@@ -27,10 +27,11 @@ from kubernetes_validate import ValidationError, utils
 
 from bench.serving import __main__ as serving
 from compile import serve_command, store
-from compile.neuron.files import _JOB_BYTES
+from compile.neuron.sdk import JOB_BYTES
 from compile.spec import parse
 from deploy import publish
 from model.errors import UserError
+from trnspec.bundle.plan import make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -177,9 +178,9 @@ def too_small(objects: Objects, deploy: Path) -> Iterator[str]:
         return
     if (spec.kernels, spec.recipe.toolchain) != ("nki", "neuron") or spec.target == spec.draft:
         yield f"the Job builds {spec}"
-    if spec.jobs * _JOB_BYTES > amount(build["resources"]["limits"]["memory"]):
+    if spec.jobs * JOB_BYTES > amount(build["resources"]["limits"]["memory"]):
         yield f"{spec.jobs} compilers need more than {build['resources']['limits']['memory']}"
-    weights = 2 * sum(part.parameter_count for part in spec.bundle.parts)
+    weights = spec.tp * make_plan(spec.bundle).weight_bytes
     for where, (pod, parts) in of_name.items():
         sizes = {v["name"]: amount(v["emptyDir"]["sizeLimit"]) for v in pod["volumes"] if "emptyDir" in v}
         disk, requests = sizes.get("scratch") or sizes.get("bundles"), parts[0]["resources"]["requests"]

@@ -21,7 +21,7 @@ from model.errors import UserError
 from model.graph_io import zeros_of
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
-from tests.compile.run_requests import REQUESTS
+from tests.compile.test_ranks import REQUESTS
 from tests.ended import check_end
 from tests.engine.outer import ids_ahead
 from tests.model.family import family_spec, graphs, untraced

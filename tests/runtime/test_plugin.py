@@ -12,7 +12,7 @@ import pytest
 
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from tests.compile.run_requests import REQUESTS
+from tests.compile.test_ranks import REQUESTS
 from tests.model.family import graphs
 from tests.runtime.neffs import ROOT, find_stand_ins
 from tests.stand_ins import PLUGIN
@@ -26,7 +26,7 @@ import json, os, sys
 from pathlib import Path
 from model.graph_io import zeros_of
 from model.graph_key import Stage
-from tests.compile.run_requests import REQUESTS
+from tests.compile.test_ranks import REQUESTS
 from trnspec.bundle.opening import open_bundle
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
