@@ -47,7 +47,7 @@ class TensorMetadata(NamedTuple):
 
     shape: tuple[int, ...]
     size: int
-    dtype: str
+    dtype: str = ""
 
 
 class BenchmarkResult(NamedTuple):
