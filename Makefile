@@ -109,7 +109,7 @@ serve-test: $(SERVE)/.clients
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 256 --dtype fp32 --kernels reference --out $(BUNDLES)/soak
 	$(SERVE_RUN) -m tests.serve.soak --bundle $(BUNDLES)/soak --requests $(SOAK)
 
-# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK='--only "neuron fp32"' runs one check again
+# on a trn2 machine, with the Python that has the Neuron SDK; DEVICE_CHECK has options: --nrtpy PYTHON, --only "ids tp 1"
 device-check:
 	$(DEVICE_PYTHON) -m compile.device_check --out device_check $(DEVICE_CHECK)
 

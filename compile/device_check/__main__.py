@@ -1,176 +1,156 @@
 """`python -m compile.device_check`: what only a trn2 machine can say, in the order of a first hour there.
 
-Every check runs in its own process, so that a crash or a hang ends it and nothing else; report.json is written after
-each. It is used from a checkout.
+Every check runs in its own process, so that a crash or a hang ends it and nothing else. What a result means and what to
+report is printed with it: the table of docs/device.md. It is used from a checkout.
 """
 
 import argparse
+import importlib
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compile.build import build, build_and_count
-from compile.device_check.ids import compared, requests
-from compile.device_check.kernels import CASES, errors
+from compile.device_check.ids import BUILDS, build_neffs, compare_ids
+from compile.device_check.kernels import CASES, compare_kernel
+from compile.device_check.probes import PROBES, TIMED, bench, compile_probe, psum_chains, run_probe
 from compile.neuron import sdk
-from compile.spec import BuildSpec, Recipe
+from compile.recipes import ROOT
 from model.errors import UserError, run_cli
 from model.nki.launches import LNC
-from model.nki.table import run_on_tensors
-from trnspec.bundle.opening import open_bundle
-from trnspec.engine.config import engine_config
-from trnspec.engine.engine import Engine
-from trnspec.engine.request import Params, Request
-from trnspec.runtime.runner import load_runner
-
-_DEMO = Path(__file__).resolve().parents[2] / "demo"
-# builds of the demo pair: two blocks a sequence, batch 4, k 7
-BUILDS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"dtype": "bf16"}, "kernels": {"kernels": "nki"},
-                                     "tp 2": {"tp": 2}}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Check:
-    """A row of the table; ``run`` gets the report's folder and raises where the check does not hold.
+    """``run`` gets the report's folder, returns what it saw, and raises where the check does not hold.
 
-    It is not reached where one that it needs did not hold, and ended after so many seconds.
+    It is not reached where one that it needs did not hold, and ended after so many seconds. Its first word names its
+    row of docs/device.md. `by_nrtpy` chooses its Python, since nki and nrtpy may not share an environment.
     """
 
     name: str
-    does: str
-    good: str
-    reports: str
     run: Callable[[Path], dict[str, Any]]
     needs: tuple[str, ...] = ()
-    seconds: int = 3600
+    seconds: int = 900
+    by_nrtpy: bool = False
 
 
 def environment(out: Path) -> dict[str, Any]:
     devices = json.loads(subprocess.check_output(["neuron-ls", "--json-output"]))
-    return {"versions": sdk.versions(sdk.COMPILER, sdk.NKI, "nrtpy", "libneuronxla", "jax"), "devices": devices}
+    if not devices or any(device.get("neuron_processes") for device in devices):
+        raise UserError(f"neuron-ls lists no device, or processes that use one: {devices}")
+    if why := sdk.missing(launches_kernels=True):
+        raise UserError(why)
+    return {"devices": len(devices)} | sdk.versions(sdk.COMPILER, sdk.NKI, "jax", "torch")
 
 
-def kernel(name: str, out: Path) -> dict[str, Any]:
-    if getattr(sys.modules["nki"], "__nkisim__", False):
-        raise UserError("nki is nkisim here, which measures no device; install nki from AWS's package index")
-    os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(LNC)
-    found = errors(name, run_on_tensors)
-    if all(error <= bound for error, bound in found):
-        return {"errors and bounds": found}
-    raise UserError(f"errors and bounds of its results are {found}")
-
-
-def demo(name: str, work: Path, **changes: Any) -> BuildSpec:
-    """The spec of a build of the demo pair."""
-    spec = BuildSpec(
-        target=str(_DEMO / "target"), draft=str(_DEMO / "draft"), tp=1, k="7", batch=4, max_len=256, dtype="fp32",
-        kernels="reference", out=str(work / f"neffs-{name}"), recipe=Recipe(toolchain="neuron"),
-    )  # fmt: skip
-    return replace(spec, **{**BUILDS[name], **changes})
-
-
-def neffs(name: str, out: Path) -> dict[str, Any]:
-    return build_and_count(demo(name, out)).cost()
-
-
-def ids(platform: str, name: str, out: Path) -> dict[str, Any]:
-    plain = {"kernels": "reference", "out": str(out / f"cpu-{name}"), "recipe": Recipe(toolchain="cpu")}
-    on_cpu = open_bundle(build(demo(name, out, **plain)))
-    bundle = open_bundle(Path(demo(name, out).out)) if platform == "neuron" else on_cpu
-    sent, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
-    graphs, begin = load_runner(bundle, platform), time.perf_counter()
-    found, seconds = Engine(graphs, engine_config(bundle)).run(sent), time.perf_counter() - begin
-    graphs.close()
-
-    def logprob(of: Sequence[int]) -> float:
-        return cpu.run([Request(tuple(of), Params(), 1, prompt_logprobs=0)])[0].prompt_scores[-1].logprob
-
-    return compared(bundle.spec, sent, found, cpu.run(sent), logprob) | {"seconds": seconds}
+def runtime(out: Path) -> dict[str, Any]:
+    # vendor seam
+    if not hasattr(importlib.import_module("nrtpy").NrtpyModel, "benchmark"):
+        raise UserError("nrtpy has no benchmark; install nrtpy of SDK 2.32 or later from AWS's package index")
+    return sdk.versions("nrtpy")
 
 
 CHECKS = (
-    Check("environment", "asks neuron-ls and the packages", "neuronx-cc, nki and nrtpy of one SDK; devices",
-          "versions, devices", environment, seconds=120),
-    *(Check(f"kernel {name}", "runs it at one small shape on two cores", "each result within its bound of the "
-            "reference", "errors, bounds", partial(kernel, name), ("environment",), 900) for name in CASES),
-    *(Check(f"neffs {name}", "compiles every graph of the demo pair", "a NEFF of each graph", "files, seconds, memory",
-            partial(neffs, name), seconds=4 * 3600) for name in BUILDS),
-    *(Check(f"neuron {name}", "answers requests with the NEFFs, by nrtpy", "the CPU's ids, but for ties; as many "
-            "drafts accepted", "ids, margins of ties, steps, seconds", partial(ids, "neuron", name),
-            ("environment", f"neffs {name}")) for name in BUILDS),
-    Check("pjrt fp32", "answers them by the SDK's plugin for PJRT", "the same", "the same",
-          partial(ids, "pjrt", "fp32"), ("environment",)),
+    Check("environment", environment, seconds=120),
+    Check("runtime", runtime, seconds=120, by_nrtpy=True),
+    Check("psum", psum_chains, ("environment",)),
+    *(check for name in PROBES for check in (
+        Check(f"compile {name}", partial(compile_probe, name)),
+        Check(f"run {name}", partial(run_probe, name), ("runtime", f"compile {name}"), 300, by_nrtpy=True),
+        Check(f"reload {name}", partial(run_probe, name), (f"run {name}",), 300, by_nrtpy=True),
+    )),
+    *(Check(f"kernel {name}", partial(compare_kernel, name), ("environment",)) for name in CASES),
+    *(check for name in BUILDS for check in (
+        Check(f"build {name}", partial(build_neffs, name), seconds=7200),
+        Check(f"ids {name}", partial(compare_ids, name), ("runtime", f"build {name}"), 1800, by_nrtpy=True),
+    )),
+    *(check for name in TIMED for check in (
+        Check(f"bench {name}", partial(bench, "run", name), ("environment",)),
+        Check(f"time {name}", partial(bench, "time", name), ("runtime", f"bench {name}"), by_nrtpy=True),
+    )),
 )  # fmt: skip
 
 
-def page() -> str:
-    """The table of docs/device.md."""
-    rows = [f"| `{c.name}` | {c.does} | {c.good} | {c.reports} |" for c in CHECKS]
-    return "\n".join(["| check | does | a good result | reports |", "|---|---|---|---|", *rows]) + "\n"
+def texts() -> dict[str, list[str]]:
+    """First word of a check -> what it does, what it means if it holds and if it fails, what to report."""
+    lines = (ROOT / "docs/device.md").read_text(encoding="utf-8").splitlines()
+    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `"))
+    return {first.split("`")[1].split()[0]: rest for first, *rest in rows}
 
 
-def run_checks(checks: Sequence[Check], run: Callable[[Check], dict[str, Any]], out: Path) -> dict[str, Any]:
-    """Check -> its state, why it did not hold, wall seconds and what it reports; all of it in report.json."""
-    outcomes: dict[str, Any] = {check.name: {"state": "not reached"} for check in checks}
-    for check in checks:
-        begin, outcome = time.perf_counter(), outcomes[check.name]
-        if lacking := [need for need in check.needs if outcomes[need]["state"] != "held"]:
-            outcome["why"] = f"{', '.join(lacking)} did not hold"
-        else:
-            try:
-                outcome |= {"reports": run(check), "state": "held"}
-            except Exception as error:  # a check may fail in any way; the report says how
-                why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                outcome |= {"state": "FAILED", "why": why}
-            outcome["seconds"] = time.perf_counter() - begin
-        print(f"{outcome['state']:<12}{check.name} {outcome.get('why', '')}".rstrip(), flush=True)
-        (out / "report.json").write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
-    return outcomes
-
-
-def isolated(check: Check, out: Path, command: Sequence[str] = ()) -> dict[str, Any]:
-    """What a check reports, run in its own process, whose output goes to a log."""
-    child = command or [sys.executable, "-m", "compile.device_check", "--only", check.name, "--out", str(out)]
+def outcome_of(check: Check, out: Path) -> dict[str, Any]:
+    """The state of a check, and what it saw."""
     try:
-        done = subprocess.run(child, capture_output=True, text=True, timeout=check.seconds, check=False)
+        return {"state": "held", "saw": ", ".join(f"{name} {fact}" for name, fact in check.run(out).items())}
+    except KeyboardInterrupt:
+        return {"state": "FAILED", "saw": f"it was ended, after {check.seconds} s by its alarm"}
+    except Exception as error:  # a check may fail in any way
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        return {"state": "FAILED", "saw": f"{kind}{error}"}
+
+
+def isolated(check: Check, out: Path, python: str) -> dict[str, Any]:
+    """The outcome of a check in a process of its own, whose last line it is."""
+    command = [python, "-m", "compile.device_check", "--out", str(out), "--in-this-process", check.name]
+    try:
+        # its alarm is earlier, and ends its ranks too
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=check.seconds + 60, check=False)
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"it took longer than {check.seconds} s") from error
-    log = out / f"{check.name.replace(', ', '+').replace(' ', '-')}.txt"
-    log.write_text(done.stdout + done.stderr, encoding="utf-8")
+        return {"state": "FAILED", "saw": f"it hangs after {error.timeout:.0f} s"}
     if done.returncode:
-        last = (done.stderr.strip() or "it said nothing").splitlines()[-1].removeprefix("error: ")
-        raise UserError(last if done.returncode > 0 else f"signal {-done.returncode} ended its process: {last}")
+        return {"state": "FAILED", "saw": f"its process ended with status {done.returncode}, a signal if below 0"}
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
+def run_checks(checks: Sequence[Check], run: Callable[[Check], dict[str, Any]], out: Path) -> bool:
+    """Whether all of them hold. Prints each, then a table; report.json has their outcomes and those of earlier runs."""
+    file, known = out / "report.json", texts()
+    outcomes = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for check in checks:
+        does, held, failed, report = known[check.name.split()[0]]
+        print(f"{check.name}: {does}", flush=True)
+        begin, lacking = time.monotonic(), [n for n in check.needs if outcomes.get(n, {}).get("state") != "held"]
+        outcome = {"state": "not reached", "saw": f"{', '.join(lacking)} did not hold"} if lacking else run(check)
+        outcomes[check.name] = outcome | {"seconds": round(time.monotonic() - begin)}
+        print(f"  {outcome['state']}; saw: {outcome['saw']}")
+        if not lacking:
+            print(f"  means: {held if outcome['state'] == 'held' else failed}\n  report: {report}", flush=True)
+        file.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
+    for check in checks:
+        print(f"{outcomes[check.name]['state']:<12}{outcomes[check.name]['seconds']:>6} s  {check.name}")
+    return all(outcomes[check.name]["state"] == "held" for check in checks)
+
+
 def main(arguments: list[str]) -> None:
-    """Run the checks and print a line for each; exit 1 if one did not hold."""
+    """Run the checks; exit 1 if one did not hold."""
+    by_name = {check.name: check for check in CHECKS}
     parser = argparse.ArgumentParser(prog="python -m compile.device_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")
-    parser.add_argument("--only", choices=[check.name for check in CHECKS], help="run one check in this process")
-    parser.add_argument("--page", action="store_true", help="print the table of docs/device.md and run nothing")
+    parser.add_argument("--only", nargs="*", choices=by_name, help="run these checks again; without one, list them")
+    parser.add_argument("--nrtpy", metavar="PYTHON", default=sys.executable, help="the Python that has nrtpy")
+    parser.add_argument("--in-this-process", choices=by_name, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.page:
-        print(page(), end="")
-        return
-    if not options.only and not any(map(shutil.which, ("neuron-ls", "neuronx-cc"))):
-        print(page())
-        raise UserError("no check can run: neither neuron-ls nor neuronx-cc is here; run it on a trn2 machine")
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.only:
-        print(json.dumps(next(check for check in CHECKS if check.name == options.only).run(options.out)))
-        return
-    outcomes = run_checks(CHECKS, lambda check: isolated(check, options.out.resolve()), options.out)
-    if any(outcome["state"] != "held" for outcome in outcomes.values()):
-        raise SystemExit(1)
+    out, chosen = options.out.resolve(), by_name if options.only is None else options.only
+    if not chosen:
+        print("\n".join(by_name))
+    elif options.in_this_process:
+        check = by_name[options.in_this_process]
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.alarm(check.seconds)
+        print(json.dumps(outcome_of(check, out)))
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        os.environ["NEURON_LOGICAL_NC_CONFIG"], python = str(LNC), (sys.executable, options.nrtpy)
+        if not run_checks([by_name[n] for n in chosen], lambda c: isolated(c, out, python[c.by_nrtpy]), out):
+            raise SystemExit(1)
 
 
 if __name__ == "__main__":

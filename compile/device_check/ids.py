@@ -1,51 +1,60 @@
-"""The requests that a device and the CPU answer, and whether ids that differ are numerically tied."""
+"""The three greedy graphs of the demo pair on a device, whose ids are the CPU's unless two ids are numerically tied."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from compile.build import build, build_and_count
+from compile.recipes import ROOT
+from compile.spec import BuildSpec, Recipe
 from model.cache import KEY_TILE
 from model.errors import UserError
-from model.ops import EAGER, iota
-from model.sampling import gumbel_noise
+from trnspec.bundle.opening import open_bundle
 from trnspec.bundle.spec import BundleSpec
+from trnspec.engine.config import engine_config
+from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result
+from trnspec.runtime.runner import load_runner
 
-# at this temperature noise decides, for target and draft alike: every draft is accepted
-_HOT = 1e30
-# steps of a device per step of the CPU: tied logits reject a draft now and then
-_MAX_STEPS = 1.25
-# logits of the demo target, and shares of noise, that are so close may change places
-_TIE, _NOISE = {"fp32": 2e-3, "bf16": 0.3}, 2.0**-16
+BUILDS: dict[str, dict[str, Any]] = {f"tp {tp}": {"tp": tp} for tp in (1, 2, 4)} | {"bf16": {"dtype": "bf16"}}
+# log-probabilities of the demo target that are so close may change places, which rejects a draft now and then
+_TIE, _MAX_STEPS = {"fp32": 2e-3, "bf16": 0.3}, 1.25
+
+
+def demo(name: str, work: Path, **changes: Any) -> BuildSpec:
+    """The spec of a build of the demo pair: two blocks a sequence, batch 4, k 7."""
+    spec = BuildSpec(
+        target=str(ROOT / "demo/target"), draft=str(ROOT / "demo/draft"), tp=1, batch=4, max_len=256, dtype="fp32",
+        out=str(work / name.replace(" ", "-")), recipe=Recipe(toolchain="neuron", graphs="greedy"),
+    )  # fmt: skip
+    return replace(spec, **{**BUILDS[name], **changes})
+
+
+def build_neffs(name: str, out: Path) -> dict[str, Any]:
+    return build_and_count(demo(name, out)).cost()
+
+
+def compare_ids(name: str, out: Path) -> dict[str, Any]:
+    """The ids of a build's NEFFs against those of the reference's HLO, on one rank of the CPU."""
+    plain = {"kernels": "reference", "tp": 1, "out": str(out / "cpu"), "recipe": Recipe(toolchain="cpu")}
+    bundle, on_cpu = open_bundle(Path(demo(name, out).out)), open_bundle(build(demo(name, out, **plain)))
+    sent, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
+    with closing(load_runner(bundle, "neuron")) as graphs:
+        found = Engine(graphs, engine_config(bundle)).run(sent)
+
+    def logprob(of: Sequence[int]) -> float:
+        return cpu.run([Request(tuple(of), Params(), 1, prompt_logprobs=0)])[0].prompt_scores[-1].logprob
+
+    return compared(bundle.spec, sent, found, cpu.run(sent), logprob)
 
 
 def requests(spec: BundleSpec) -> list[Request]:
-    """Requests for a pair whose sequences have two blocks or more.
-
-    One to the context's end; prompts of one id, of a block's border and beyond the first block; each way of sampling,
-    in bf16 without filters, whose borders move; then hot ones, until noise has chosen every id of the vocabulary.
-    """
-    first, end, vocabulary = KEY_TILE, spec.max_len, spec.target_config.vocab_size
-    listed = [
-        (20, end, Params()), (first + 22, 60, Params(0.8, 20, 0.9, seed=1)), (30, 60, Params(1.3, seed=2)),
-        (25, 60, Params(1.0, top_p=0.9, seed=3)), (1, 12, Params()), (first - 1, 12, Params()),
-        (first, 12, Params()), (12, 40, Params(0.8, 20, seed=4)), (9, 40, Params(1.1, min_p=0.1, seed=5)),
-    ]  # fmt: skip
-    prompt, missing = tuple(i % vocabulary for i in range(40, 40 + end)), set(range(vocabulary))
-    every = [Request(prompt[:length], params, count) for length, count, params in listed]
-    found = [request for request in every if spec.dtype == "fp32" or not request.params.filters]
-    while missing:
-        found.append(Request(prompt[:3], Params(_HOT, seed=len(found)), end))
-        missing -= set(_noise(found[-1], end - 3, vocabulary).argmax(-1).tolist())
-    return found
-
-
-def _noise(request: Request, count: int, vocabulary: int) -> Tensor:
-    """(count, V) the noise of the ids after a prompt."""
-    seed_R2 = torch.tensor([request.params.seed_words], dtype=torch.int32).expand(count, -1)
-    return gumbel_noise(EAGER, seed_R2, len(request.ids) + iota(count, seed_R2), iota(vocabulary, seed_R2))
+    """One request to the context's end; prompts of one id, of a block's border and beyond the first block."""
+    listed = (20, spec.max_len), (KEY_TILE + 22, 60), (1, 60), (KEY_TILE - 1, 12), (KEY_TILE, 12), (30, 60), (9, 60)
+    ids = [i % spec.target_config.vocab_size for i in range(40, 40 + spec.max_len)]
+    return [Request(tuple(ids[:length]), Params(), count) for length, count in listed]
 
 
 def compared(
@@ -59,22 +68,18 @@ def compared(
     """
     count, ties = 0, list[float]()
     for request, found, expected in zip(sent, device, cpu, strict=True):
-        at = next((i for i, (a, b) in enumerate(zip(found.ids, expected.ids, strict=False)) if a != b), None)
-        count += len(found.ids) if at is None else at
-        if at is not None:
-            known, temperature = [*request.ids, *found.ids[:at]], request.params.temperature
-            noise = _noise(request, at + 1, spec.target_config.vocab_size)[at]
-            pair = expected.ids[at], found.ids[at]
-            best, other = (logprob([*known, i]) + temperature * float(noise[i]) for i in pair)
-            ties.append(best - other)
-            # below 0 where a filter excludes the device's id
-            if abs(best - other) > (tie := _TIE[spec.dtype] + _NOISE * temperature):
+        pairs = enumerate(zip(found.ids, expected.ids, strict=False))
+        count += (at := next((i for i, (a, b) in pairs if a != b), min(len(found.ids), len(expected.ids))))
+        if at < min(len(found.ids), len(expected.ids)):
+            known, (right, other) = [*request.ids, *found.ids[:at]], (expected.ids[at], found.ids[at])
+            ties.append(logprob([*known, right]) - logprob([*known, other]))
+            if abs(ties[-1]) > _TIE[spec.dtype]:
                 raise UserError(
-                    f"a prompt of {len(request.ids)} ids at temperature {temperature:g}: id {at} is {pair[1]}, and "
-                    f"{pair[0]} on the CPU; their scores differ by {best - other:.3g}, and {tie:.3g} would be a tie"
+                    f"a prompt of {len(request.ids)} ids: id {at} is {other}, and {right} on the CPU; their "
+                    f"log-probabilities differ by {ties[-1]:.3g}, and {_TIE[spec.dtype]} would be a tie"
                 )
         elif len(found.ids) != len(expected.ids):
-            raise UserError(f"{len(found.ids)} ids came, {len(expected.ids)} from the CPU: {request.params}")
+            raise UserError(f"{len(found.ids)} ids came, {len(expected.ids)} from the CPU")
     steps, cpu_steps = (sum(result.steps for result in results) for results in (device, cpu))
     if steps > _MAX_STEPS * cpu_steps:
         raise UserError(f"the requests took {steps} steps, {cpu_steps} on the CPU: drafts are rejected")

@@ -6,6 +6,8 @@ The reference has laws of its own, in fp64 (`nki_kernels/*/law.py`, `tests/model
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +16,10 @@ from torch import Tensor
 from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.config import PRESETS
 from model.context import ONE_RANK, Context
+from model.errors import UserError
 from model.filters import Filters
 from model.nki.context import make_context
-from model.nki.launches import Launcher
+from model.nki.table import run_on_tensors
 from model.ops import EAGER, iota
 from model.parallel import VocabShard
 from model.qwen3 import Qwen3
@@ -31,15 +34,16 @@ _CONFIG = dataclasses.replace(
 
 
 @torch.no_grad()
-def errors(name: str, launch: Launcher) -> list[tuple[float, float]]:
-    """Error and bound of each result of a case whose kernels ``launch`` serves, relative to the largest number."""
-    compared = list[tuple[float, float]]()
-    nki = make_context("nki", 1, EAGER, launch, layers=3 if name == "decode_layers" else 1)
-    for found, expected in zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True):
+def compare_kernel(name: str, out: Path) -> dict[str, Any]:
+    """The largest error of a case on two cores; UserError for a result beyond its bound."""
+    nki, worst = make_context("nki", 1, EAGER, run_on_tensors, 3 if name == "decode_layers" else 1), 0.0
+    for at, (found, expected) in enumerate(zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True)):
         error = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
         # NaN is no error that is at most a bound
-        compared.append((float(error.nan_to_num(torch.inf)), _SUMS if expected.is_floating_point() else 0.0))
-    return compared
+        if not error <= (bound := _SUMS if expected.is_floating_point() else 0.0):
+            raise UserError(f"result {at} is off by {error:.3g} of its largest number, and {bound:.3g} is its bound")
+        worst = max(worst, float(error))
+    return {"largest error": worst, "bound": _SUMS}
 
 
 def _normal(seed: int, *shape: int, size: float = 1.0) -> Tensor:
@@ -79,10 +83,9 @@ def _samples(ctx: Context) -> list[Tensor]:
     """Noise and ids of a greedy row, a noisy one, and two with filters, of 777 ids."""
     seeds, positions = torch.tensor([[1, -2], [7, 1 << 30], [3, 4], [5, 6]]).int(), torch.tensor([3, 100000, 5, 6])
     filters = Filters(torch.tensor([0.0, 0, 20, 0]), torch.tensor([1, 1, 0.9, 0.8]), torch.tensor([0, 0, 0, 0.02]))
-    params, shard = (
-        SamplingParams(torch.tensor([0, 0.7, 1.3, 0.9]), seeds, filters),
-        VocabShard(_ZERO_11, 777, _ZERO_11),
-    )
+    params = SamplingParams(torch.tensor([0, 0.7, 1.3, 0.9]), seeds, filters)
+    zero_11 = torch.zeros(1, 1).int()
+    shard = VocabShard(zero_11, 777, zero_11)
     noise_RV = ctx.gumbel_noise(seeds, positions.int(), shard)
     return [noise_RV, ctx.sample(_normal(10, 4, 777, size=3), params, noise_RV, shard).token_ids()]
 
@@ -94,7 +97,6 @@ def _accept(ctx: Context) -> list[Tensor]:
     return list(ctx.accept(drafts, sampled, torch.tensor([3, 3, 3, 1]).int()))
 
 
-_ZERO_11 = torch.zeros(1, 1, dtype=torch.int32)
 # by the kernels that a case launches, shortest programs first
 CASES: dict[str, Callable[[Context], list[Tensor]]] = {
     "accept_drafts": _accept,

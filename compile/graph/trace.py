@@ -128,10 +128,15 @@ def lower_graph(spec: BundleSpec, graph: GraphSpec) -> bytes:
     run.__name__ = graph.key.name
     groups = (graph.weights, graph.inputs, graph.state)
     lowered = jitted.lower(*([jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in group] for group in groups))
+    return proto_of(lowered, graph)
+
+
+def proto_of(lowered: Any, graph: GraphSpec) -> bytes:
+    """The HloModuleProto of a function that JAX has lowered, with the names of a graph's I/O."""
     module: Any = lowered.compiler_ir("stablehlo")
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
-    computation = _jax.mlir.mlir_module_to_xla_computation(bytecode.getvalue(), use_tuple_args=False)
+    computation = _jax.mlir.mlir_module_to_xla_computation(bytecode.getvalue(), use_tuple_args=False, return_tuple=True)
     return hlo.annotated(hlo.canonical(computation.as_serialized_hlo_module_proto()), graph)
 
 

@@ -25,7 +25,7 @@ class Chain(Drafter):
     config_type: ClassVar[type[Any] | None] = Qwen3Config
     model_type: ClassVar[Any] = Qwen3
     state_spec: ClassVar[tuple[StateSpec, ...]] = (StateSpec("ids", "B 1 1", "int32"),)
-    default_ks = (3, 7)
+    default_ks: ClassVar[tuple[int, ...]] = (3, 7)
     is_causal_lm = True
     model: Qwen3
 

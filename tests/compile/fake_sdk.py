@@ -54,6 +54,12 @@ def write_compiler(folder: Path, fails: str = "\0", seconds: float = 0) -> None:
     program.chmod(0o755)
 
 
+def write_neuron_ls(folder: Path, devices: str) -> None:
+    """The program neuron-ls, which prints a list of devices as JSON."""
+    (folder / "neuron-ls").write_text(f"#!/bin/sh\necho '{devices}'\n", encoding="utf-8")
+    (folder / "neuron-ls").chmod(0o755)
+
+
 def calls(folder: Path) -> list[tuple[float, float, str]]:
     """Begin, end and graph of each call of the program that ended well, in the order of their beginnings."""
     lines = (folder / "calls.txt").read_text(encoding="utf-8").splitlines()

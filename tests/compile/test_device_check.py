@@ -1,191 +1,226 @@
-"""The device check: it goes on after failures, each check can fail, and a fault of a device is noticed in a record."""
+"""The device check: it goes on after failures, and each check notices a fault that is planted in a stand-in."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
 import compile.device_check.__main__ as device_check
-from compile.build import build
-from compile.device_check import ids
-from compile.device_check.__main__ import CHECKS, Check, isolated, main, run_checks
-from compile.device_check.kernels import CASES, errors
-from compile.spec import BuildSpec, Recipe
-from model.cache import KEY_TILE, AttentionMetadata
+from compile.device_check import ids, probes
+from compile.device_check.__main__ import CHECKS, Check, isolated, main, outcome_of, run_checks
+from compile.device_check.kernels import CASES
+from compile.neuron import sdk, specialise
+from compile.spec import BuildSpec
 from model.errors import UserError
-from model.nki import simulated
-from model.nki.launches import Launch
+from model.nki import table
 from model.nki.table import KERNELS
+from nki_kernels.probes import psum_chains_kernel, sum_over_ranks_kernel
+from tests.compile import fake_sdk
 from tests.compile.tiny import refused, spec, write_noisy_pair
 from tests.eager_graphs import eager_graphs
-from tests.model.paged import empty_caches
-from tests.runtime.neffs import find_stand_ins, with_neffs
-from trnspec.bundle.opening import open_bundle
+from tests.runtime.neffs import compile_hlo, find_stand_ins, leave_neff
+from tests.stand_ins import PACKAGES
+from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request, Result
 
-
-def _check(name: str, run: Any = None, needs: tuple[str, ...] = (), seconds: int = 60) -> Check:
-    return Check(name, "", "", "", run, needs, seconds)
-
-
-def test_without_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    said = "no check can run: neither neuron-ls nor neuronx-cc is here; run it on a trn2"
-    refused(lambda: main(["--out", str(tmp_path / "report")]), said)
-    lines = capsys.readouterr().out.splitlines()
-    assert all(any(line.startswith(f"| `{check.name}` | {check.does} | ") for line in lines) for check in CHECKS)
-    assert not (tmp_path / "report").exists()
-    assert device_check.page() in (Path(__file__).parents[2] / "docs/device.md").read_text(encoding="utf-8")
-    names = [check.name for check in CHECKS]
-    assert all(set(check.needs) <= set(names[:at]) for at, check in enumerate(CHECKS))
+BY_NAME, REAL_COMPILE_HLO = {check.name: check for check in CHECKS}, sdk.compile_hlo
+LAUNCHED = list[str]()
 
 
-def test_it_goes_on_after_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_follows_the_table_and_a_check_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--only"])
+    assert capsys.readouterr().out.splitlines() == list(BY_NAME)
+    assert all(set(check.needs) <= set(list(BY_NAME)[:at]) for at, check in enumerate(CHECKS))
+    texts = device_check.texts()
+    assert list(texts) == list(dict.fromkeys(map(_word, BY_NAME)))
+    assert all(len(row) == 4 and all(row) for row in texts.values())
+    assert {kernel for name in CASES for kernel in name.split(", ")} == set(KERNELS)
+
+
+def test_it_goes_on_after_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(out: Path) -> dict[str, Any]:
         raise UserError("the ids differ")
 
     checks = [
-        _check("first", lambda out: {"us": 3}), _check("second", fails), _check("third", lambda out: {"us": 1 / 0}),
-        _check("fourth", lambda out: {}, ("first",)), _check("fifth", pytest.fail, ("second",)),
-        _check("sixth", pytest.fail, ("fifth",)),
+        Check("run 1", lambda out: {"us": 3}), Check("run 2", fails), Check("run 3", lambda out: {"us": 1 / 0}),
+        Check("run 4", lambda out: {}, ("run 1",)), Check("run 5", pytest.fail, ("run 2",)),
+        Check("run 6", pytest.fail, ("run 5",)),
     ]  # fmt: skip
-    outcomes = run_checks(checks, lambda check: check.run(tmp_path), tmp_path)
-    assert [(o["state"], o.get("why")) for o in outcomes.values()] == [
-        ("held", None), ("FAILED", "the ids differ"), ("FAILED", "ZeroDivisionError: division by zero"), ("held", None),
-        ("not reached", "second did not hold"), ("not reached", "fifth did not hold"),
+    monkeypatch.setattr(device_check, "texts", lambda: {"run": ["runs", "right", "wrong", "the log"]})
+    assert not run_checks(checks, lambda check: outcome_of(check, tmp_path), tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert [(o["state"], o["saw"]) for o in report.values()] == [
+        ("held", "us 3"), ("FAILED", "the ids differ"), ("FAILED", "ZeroDivisionError: division by zero"),
+        ("held", ""), ("not reached", "run 2 did not hold"), ("not reached", "run 5 did not hold"),
     ]  # fmt: skip
-    assert outcomes["first"]["reports"] == {"us": 3}
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == outcomes
-    assert capsys.readouterr().out.splitlines()[1] == "FAILED      second the ids differ"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[4:8] == ["run 2: runs", "  FAILED; saw: the ids differ", "  means: wrong", "  report: the log"]
+    assert lines[-1] == "not reached      0 s  run 6"
+    # one check again, whose need is known
+    assert run_checks(checks[3:4], lambda check: outcome_of(check, tmp_path), tmp_path)
 
 
 def test_a_check_that_crashes_or_hangs_is_an_outcome(tmp_path: Path) -> None:
-    check = _check("a check, crashing", seconds=1)
-    for code, why in (
-        ("import sys; sys.exit('error: no NEFF')", "^no NEFF$"),
-        ("import os; os.abort()", "signal 6 ended its process: it said nothing"),
-        ("raise MemoryError('of the device')", "^MemoryError: of the device$"),
-        ("import time; time.sleep(60)", "longer than 1 s"),
+    python = tmp_path / "python"
+    for script, saw in (
+        ("kill -ABRT $$", "its process ended with status -6, a signal if below 0"),
+        ("exec sleep 60", "it hangs after 1 s"),
+        ('echo noise; echo \'{"state": "held"}\'', None),
     ):
-        with pytest.raises(UserError, match=why):
-            isolated(check, tmp_path, [sys.executable, "-c", code])
-    code = "print('noise'); print('{\"bytes\": 1}')"
-    assert isolated(check, tmp_path, [sys.executable, "-c", code]) == {"bytes": 1}
-    assert "noise" in (tmp_path / "a-check+crashing.txt").read_text(encoding="utf-8")
+        python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        python.chmod(0o755)
+        assert isolated(Check("run it", pytest.fail, seconds=-59), tmp_path, str(python)).get("saw") == saw
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_kernel_s_case_holds_simulated_and_not_when_results_are_off(name: str) -> None:
-    launched = set[str]()
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a report on a machine whose SDK is stand-ins and whose demo pair is tiny."""
+    find_stand_ins(monkeypatch)
+    monkeypatch.syspath_prepend(str(PACKAGES))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("NKI_SIMULATOR", "1")
+    fake_sdk.write_compiler(tmp_path / "bin")
+    fake_sdk.write_neuron_ls(tmp_path / "bin", '[{"neuron_device": 0, "neuron_processes": []}]')
+    monkeypatch.setattr(sdk, "compile_hlo", compile_hlo)
+    monkeypatch.setattr(specialise, "available", lambda: True)
+    monkeypatch.setattr(specialise, "specialised", lambda proto, *_: proto)
+    monkeypatch.setitem(KERNELS, "sum_over_ranks", sum_over_ranks_kernel)
+    base = write_noisy_pair(tmp_path / "pair")
 
-    def serve(launch: Launch, tensors: tuple[Tensor, ...], off: float = 0) -> tuple[Tensor, ...]:
-        launched.add(launch.kernel)
-        return tuple(t + (1e-3 * off if t.is_floating_point() else int(off)) for t in simulated.serve(launch, tensors))
+    def demo(name: str, work: Path, **changes: Any) -> BuildSpec:
+        recipe = {} if changes else {"toolchain": "neuron", "graphs": "greedy"}
+        small = {"max_len": 256, "batch": 4, "out": str(work / name)} | ids.BUILDS[name] | recipe
+        return spec(base, **(small | changes))
 
-    assert all(error <= bound for error, bound in errors(name, serve))
-    assert set(name.split(", ")) <= launched
-    assert not all(error <= bound for error, bound in errors(name, partial(serve, off=1)))
-
-
-def test_every_kernel_that_a_graph_launches_is_checked() -> None:
-    assert {kernel for name in CASES for kernel in name.split(", ")} == set(KERNELS)
-
-
-class Record:
-    """What a right device emits: a tiny pair's results in eager torch, and its target's log-probabilities."""
-
-    def __init__(self, built: BuildSpec) -> None:
-        graphs = eager_graphs(built.bundle, built.checkpoints)
-        self.spec, self.target, self.asked = built.bundle, graphs.pair.target_model, ids.requests(built.bundle)
-        self.results = Engine(graphs, engine_config(SimpleNamespace(spec=self.spec))).run(self.asked)  # type: ignore[arg-type]
-
-    @torch.no_grad()
-    def logprob(self, of: Sequence[int]) -> float:
-        blocks, length = -(-len(of) // KEY_TILE), len(of) - 1
-        caches = empty_caches(self.spec.target_config, 1, 1 + blocks, torch.float32)
-        rows, table = torch.arange(length).int()[None], 1 + torch.arange(blocks).int()[None]
-        hidden = self.target.hidden(torch.tensor([of[:-1]]).int(), caches, AttentionMetadata(rows, table))
-        return float(self.target.logits(hidden.x_BNE)[0, -1].log_softmax(-1)[of[-1]])
-
-    def compared(self, change: Callable[[Request, int, int], int], steps: int = 1) -> dict[str, Any]:
-        """Facts of results whose ids are changed: of a request, at a position, from an id."""
-        device = [
-            Result([change(r, len(r.ids) + i, t) for i, t in enumerate(result.ids)], steps=steps * result.steps)
-            for r, result in zip(self.asked, self.results, strict=True)
-        ]
-        return ids.compared(self.spec, self.asked, device, self.results, self.logprob)
+    monkeypatch.setattr(ids, "demo", demo)
+    return tmp_path
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    base = write_noisy_pair(tmp_path_factory.mktemp("pair"))
-    return Record(spec(base, "pair", max_len=256, batch=4, k=3, chunks=(128,)))
+def _refuse(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr(sdk, "compile_hlo", REAL_COMPILE_HLO)
+    fake_sdk.write_compiler(folder / "bin", fails="hlo")
+    for name in ids.BUILDS:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def test_a_right_device_passes_and_has_every_id(record: Record) -> None:
-    facts = record.compared(lambda request, at, i: i)
-    assert facts["ids"] == sum(len(result.ids) for result in record.results)
-    assert facts["margins of ties"] == []
-    assert {i for result in record.results for i in result.ids} == set(range(64))
-    assert len(record.results[0].ids) == 256 - 20, "to the context's end"
+def _lose_first_products(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    lost_LJ11 = np.array([1, 0])[:, None, None, None] * np.arange(1, 5)[:, None, None]
+    patch.setattr(probes, "psum_chains_kernel", {2: lambda *given: psum_chains_kernel[2](*given) - lost_LJ11})
 
 
-# the ids that a device gets wrong
-FAULTS: dict[str, Callable[[Request, int, int], bool]] = {
-    "from position 40 on": lambda request, at, i: at >= 40,
-    "after prompts over 25 ids": lambda request, at, i: len(request.ids) > 25,
-    "one id": lambda request, at, i: i == 41,
-    "in the second bucket": lambda request, at, i: at > 128,
-    "at the last position": lambda request, at, i: at == 255,
-    "greedy": lambda request, at, i: not request.params.temperature,
-    "top-p": lambda request, at, i: 0 < request.params.top_p < 1,
+def _off(launch: Any, operands: Any, runner: Any, run: Any = table.run) -> list[Any]:
+    LAUNCHED.append(launch.kernel)
+    return [a + np.asarray(1e-3 if a.dtype.kind == "f" else 1, a.dtype) for a in run(launch, operands, runner)]
+
+
+def _set(fault: str) -> Callable[[pytest.MonkeyPatch, Path], None]:
+    return lambda patch, folder: patch.setenv("NRTPY_FAULT", fault)
+
+
+def _word(name: str) -> str:
+    return name.split(maxsplit=1)[0]
+
+
+# first word of a check -> a fault, and what the check says of it
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str]] = {
+    "environment": (lambda patch, folder: fake_sdk.write_neuron_ls(folder / "bin", "[]"), "neuron-ls lists no device"),
+    "runtime": (lambda patch, folder: patch.delattr("nrtpy.NrtpyModel.benchmark"), "nrtpy has no benchmark"),
+    "psum": (_lose_first_products, "chain 3 in one tensor has [6.0] of its products 1 + 2 + 4"),
+    "compile": (_refuse, "neuronx-cc ended with 1"),
+    "run": (_set("wrong"), "wrong numbers in run 1"),
+    "reload": (_set("reload"), "replica group signature mismatch"),
+    "kernel": (lambda patch, folder: patch.setattr(table, "run", _off), "result 0 is off by "),
+    "build": (_refuse, "neuronx-cc ended with 1"),
+    "ids": (_set("wrong"), "on the CPU; their log-probabilities differ by"),
+    "bench": (lambda patch, folder: shutil.rmtree(next(folder.glob("*_kernel-*"))), "nki left 0 NEFFs"),
+    "time": (_set("early"), "0.0 us on the device"),
 }
+SLOW = {"run", "reload", "build", "ids", "bench", "time"}
+# the cases of bench.kernels differ by their name
+EACH = [name for name in BY_NAME if _word(name) not in ("bench", "time") or probes.TIMED[0] in name]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_device_is_noticed(fault: str, record: Record) -> None:
-    facts = partial(record.compared, lambda request, at, i: (i + 1) % 64 if FAULTS[fault](request, at, i) else i)
-    refused(facts, "their scores differ by ", " would be a tie")
-
-
-def test_drafts_that_are_rejected_and_ids_that_lack_are_noticed(record: Record) -> None:
-    refused(lambda: record.compared(lambda request, at, i: i, steps=2), "on the CPU: drafts are rejected")
-    short = [Result(result.ids[:-1]) for result in record.results]
-    facts = partial(ids.compared, record.spec, record.asked, short, record.results, record.logprob)
-    refused(facts, "235 ids came, 236 from the CPU")
-
-
-def test_ids_that_are_tied_are_reported(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(request: Request, at: int, i: int) -> int:
-        return i + (at == 200 and not request.params.temperature)
-
-    monkeypatch.setattr(record, "logprob", lambda of: -1.0)
-    assert record.compared(changed)["margins of ties"] == [0.0]
-    # an id that the target likes better and a filter excludes
-    monkeypatch.setattr(record, "logprob", lambda of: 9.0 * (of[-1] != record.results[0].ids[180]))
-    refused(lambda: record.compared(changed), "their scores differ by -9, and")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (_word(n) in SLOW)) for n in EACH])
+def test_a_check_holds_and_a_planted_fault_fails_it(name: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, said = FAULTS[_word(name)]
+    leave_neff(machine / probes.TIMED[0].replace("/", "-"))
+    needed = [need for of in BY_NAME[name].needs for need in (*BY_NAME[of].needs, of)]
+    for check in (*needed, name):
+        assert outcome_of(BY_NAME[check], machine)["state"] == "held", check
+    LAUNCHED.clear()
+    plant(monkeypatch, machine)
+    outcome = outcome_of(BY_NAME[name], machine)
+    assert outcome["state"] == "FAILED"
+    assert said in outcome["saw"]
+    assert _word(name) != "kernel" or set(name.removeprefix("kernel ").split(", ")) <= set(LAUNCHED)
 
 
 @pytest.mark.slow
-def test_the_demo_pair_s_neffs_on_a_stand_in_of_nrtpy_have_the_cpu_s_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ranks_that_hang_end_with_their_check_in_time(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find_stand_ins(monkeypatch)
-    monkeypatch.setattr(device_check, "requests", lambda of: ids.requests(of)[:12])
-    monkeypatch.setitem(device_check.BUILDS, "fp32", {"k": "1", "batch": 2})
-    made = device_check.demo("fp32", tmp_path / "made", recipe=Recipe(toolchain="cpu", chunks=(128,)))
-    with_neffs(open_bundle(build(made)), tmp_path)
-    facts = device_check.ids("neuron", "fp32", tmp_path)
-    assert facts["margins of ties"] == []
-    assert facts["steps"] == facts["steps on the CPU"]
+    monkeypatch.setattr(device_check, "CHECKS", [replace(check, seconds=8) for check in CHECKS])
+    monkeypatch.setenv("NRTPY_FAULT", "hang")
+    for name, said in (("compile all-gather", "NEFF bytes"), ("run all-gather", "it was ended, after 8 s")):
+        main(["--out", str(machine), "--in-this-process", name])
+        assert said in capsys.readouterr().out
+    signal.alarm(0)
+
+
+Answered = tuple[BundleSpec, list[Request], list[Result]]
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Answered:
+    """Requests, and the results of a right device: a tiny pair in eager torch."""
+    built = spec(write_noisy_pair(tmp_path_factory.mktemp("pair")), max_len=256, batch=4)
+    asked, graphs = ids.requests(built.bundle), eager_graphs(built.bundle, built.checkpoints)
+    results = Engine(graphs, engine_config(SimpleNamespace(spec=built.bundle))).run(asked)  # type: ignore[arg-type]
+    return built.bundle, asked, results
+
+
+def _compared(right: Answered, wrong: Callable[[int, int], bool], steps: int = 1, apart: float = 1) -> dict[str, Any]:
+    """Facts of results with ids changed, by a prompt's length and a position, to others so far apart or more."""
+    device = [
+        Result([i ^ wrong(len(r.ids), len(r.ids) + at) for at, i in enumerate(result.ids)], steps=steps * result.steps)
+        for r, result in zip(*right[1:], strict=True)
+    ]
+    return ids.compared(*right[:2], device, right[2], lambda of: apart * of[-1])
+
+
+# ids that a device gets wrong
+WRONG: dict[str, Callable[[int, int], bool]] = {
+    "from position 40 on": lambda prompt, at: at >= 40,
+    "after prompts over 25 ids": lambda prompt, at: prompt > 25,
+    "after a prompt of one id": lambda prompt, at: prompt == 1,
+    "in the second block": lambda prompt, at: at > 128,
+    "at the last position": lambda prompt, at: at == 255,
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_fault_of_the_device_is_noticed(fault: str, right: Answered) -> None:
+    refused(lambda: _compared(right, WRONG[fault]), "log-probabilities differ by ", " would be a tie")
+
+
+def test_rejected_drafts_lacking_ids_and_ties(right: Answered) -> None:
+    assert _compared(right, lambda *_: False)["margins of ties"] == []
+    refused(lambda: _compared(right, lambda *_: False, steps=2), "on the CPU: drafts are rejected")
+    short = [Result(result.ids[:-1]) for result in right[2]]
+    refused(lambda: ids.compared(*right[:2], short, right[2], lambda of: 0), "235 ids came, 236 from the CPU")
+    facts = _compared(right, lambda prompt, at: (prompt, at) == (20, 200), apart=0)
+    assert facts["margins of ties"] == [0.0]
+    assert facts["ids"] == sum(len(result.ids) for result in right[2]) - 56

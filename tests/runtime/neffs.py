@@ -6,10 +6,14 @@ import os
 import shutil
 from pathlib import Path
 
+import jax
 import pytest
 
+from compile.graph.trace import proto_of
 from compile.neuron import sdk
 from compile.neuron.__main__ import extend
+from model.graph_key import GraphKey, Stage
+from model.graph_spec import GraphSpec, TensorSpec
 from tests.compile import fake_sdk
 from tests.stand_ins import PACKAGES
 from tests.stand_ins.packages.nrtpy import neff
@@ -19,19 +23,27 @@ from trnspec.bundle.opening import Bundle, read_bundle
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def compile_hlo(hlo_file: Path, out: Path, log: Path, flags: str, folder: Path) -> None:
+    """The stand-in's NEFF of a graph, as `sdk.compile_hlo` makes a real one."""
+    proto = hlo_file.read_bytes()
+    entry = hlo.entry(hlo.parse(proto))
+    parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
+    root = next(i for i in entry.instructions if i.id == entry.root_id)
+    out.write_bytes(neff(proto, [hlo.io_names(p)[0] for p in parameters], hlo.io_names(root)))
+
+
+def leave_neff(folder: Path) -> None:
+    """What nki leaves of a kernel, as a graph of one addition."""
+    x, y = (TensorSpec(name, (4, 8), "float32") for name in "xy")
+    lowered = jax.jit(lambda a: (a + 1,)).lower(jax.ShapeDtypeStruct(x.shape, x.dtype))
+    proto = proto_of(lowered, GraphSpec(GraphKey(Stage.STEP), (), (x,), (), (y,)))
+    folder.mkdir()
+    (folder / "kernel.neff").write_bytes(neff(proto, ["x"], ["y"]))
+
+
 def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
     """A copy of a bundle in a folder, with the NEFF of each graph."""
     copy = Path(shutil.copytree(bundle.path, folder / bundle.path.name))
-
-    def compile_hlo(hlo_file: Path, out: Path, log: Path, flags: str, folder: Path) -> None:
-        proto = hlo_file.read_bytes()
-        entry = hlo.entry(hlo.parse(proto))
-        parameters = sorted(
-            (i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number
-        )
-        root = next(i for i in entry.instructions if i.id == entry.root_id)
-        out.write_bytes(neff(proto, [hlo.io_names(p)[0] for p in parameters], hlo.io_names(root)))
-
     fake_sdk.write_compiler(folder / "bin")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(folder / "bin"), prepend=":")

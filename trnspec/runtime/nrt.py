@@ -57,8 +57,8 @@ class NrtRunner(Runner):
         # the last run, whose outputs are on the cores, and the read-only inputs that are there
         self._last: Future[Any] | None = None
         self._unchanged: dict[TensorSpec, np.ndarray] = {}
-        arguments, environments = [str(bundle.path), bundle.manifest.digest], _environments(self.tp, compiler.lnc)
-        self._ranks = Ranks("trnspec.runtime.nrt_rank", arguments, environments)
+        arguments, started_in = [str(bundle.path), bundle.manifest.digest], environments(self.tp, compiler.lnc)
+        self._ranks = Ranks("trnspec.runtime.nrt_rank", arguments, started_in)
         try:
             self._ranks.broadcast("ready")
         except UserError:
@@ -97,7 +97,7 @@ class NrtRunner(Runner):
         return np.ascontiguousarray(array, BY_NAME[tensor.dtype].numpy)
 
 
-def _environments(tp: int, lnc: int) -> list[dict[str, str]]:
+def environments(tp: int, lnc: int) -> list[dict[str, str]]:
     """Each rank's environment: its core, the address of the root rank, the cores of a logical core.
 
     Source: NKIPy, docs/user_guide/distributed_execution.md, and the runtime's configuration of nrtpy.

@@ -3,6 +3,9 @@
 Names and signatures are those that the SDK documents for nrtpy 2.34; the checks of names, shapes, dtypes and cores are
 those of `spike` (aws-neuron/nkipy), its public ancestor. It is stricter where a device may answer anything: an output
 that the graph aliases to an input must be the very tensor of that input, and no other output may be an input.
+
+NRTPY_FAULT plants a fault: `wrong` results, a `reload` that is refused after processes with collectives have loaded a
+NEFF, a `hang` of rank 1, an `early` end of what is timed.
 """
 
 from __future__ import annotations
@@ -10,14 +13,19 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.graph_spec import TensorSpec
+from model.nki.launches import TARGET, from_text
+from nki_kernels.probes import sum_over_ranks_kernel
+from nkisim.ranks import simulate_ranks
 from trnspec.bundle import hlo
 from trnspec.bundle.contract import signature
 from trnspec.runtime.jax_compat import compile_module, module_of
@@ -35,10 +43,22 @@ class NrtError(RuntimeError):
 
 
 class TensorMetadata(NamedTuple):
-    """A tensor of a model: its shape, and its size in bytes."""
+    """A tensor of a model: its shape, and its size in bytes; spike's has the dtype too."""
 
     shape: tuple[int, ...]
     size: int
+    dtype: str = ""
+
+
+class BenchmarkResult(NamedTuple):
+    """A few of its fields."""
+
+    mean_ms: float
+    iterations: int
+
+
+def _planted(fault: str) -> bool:
+    return os.environ.get("NRTPY_FAULT") == fault
 
 
 def neff(hlo: bytes, inputs: list[str], outputs: list[str]) -> bytes:
@@ -105,7 +125,8 @@ class NrtpyModel:
             raise NrtError("NRT_FAILURE (6): not a NEFF of this target")
         end = 12 + int.from_bytes(content[4:12], "little")
         inputs, outputs = json.loads(content[12:end])
-        facts = signature(hlo.parse(content[end:]))
+        proto = hlo.parse(content[end:])
+        facts, entry = signature(proto), hlo.entry(proto).instructions
         self.name, self.core_id, self._aliases = name, core_id, facts.aliases
         self.input_tensors_info = _info(inputs, facts.parameters)
         self.output_tensors_info = _info(outputs, facts.results)
@@ -113,8 +134,11 @@ class NrtpyModel:
         devices = jax.devices("cpu")[:world] if world > 1 else jax.local_devices(backend="cpu")[:1]
         self._device = jax.local_devices(backend="cpu")[0]
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
-        with module_of(content[end:]) as module:
-            self._executable = compile_module(module, devices, CPU_OPTIONS)
+        launches = [from_text(i.backend_config.decode())[0] for i in entry if i.custom_call_target == TARGET]
+        self._launch = launches[0] if launches else None
+        if not launches:
+            with module_of(content[end:]) as module:
+                self._executable = compile_module(module, devices, CPU_OPTIONS)
 
     @classmethod
     def load_from_neff(
@@ -122,7 +146,14 @@ class NrtpyModel:
         rank_id: int = 0, world_size: int = 1,
     ) -> NrtpyModel:  # fmt: skip
         _runtime().check(core_id)
+        if _planted("hang") and rank_id == 1:
+            time.sleep(600)
         _runtime().join(rank_id, world_size if cc_enabled else 1)
+        # processes that start together have one address
+        first, address = Path(neff_path).with_suffix(".loaded"), os.environ.get("NEURON_RT_ROOT_COMM_ID", "")
+        if _planted("reload") and first.exists() and first.read_text() not in ("", address):
+            raise NrtError("NRT_FAILURE (1): replica group signature mismatch")
+        first.write_text(address)
         return cls(Path(neff_path), name or Path(neff_path).stem, core_id, world_size)
 
     def __call__(self, inputs: dict[str, NrtpyTensor], outputs: dict[str, NrtpyTensor]) -> None:
@@ -134,10 +165,33 @@ class NrtpyModel:
         for name, tensor in outputs.items():
             if written.get(name, tensor) is not tensor or (name not in written and id(tensor) in read):
                 raise NrtpyError(f"Output {name}: written in place means the tensor of its input, and only that")
-        arguments = [self._on_device(inputs[name]) for name in named[0]]
-        results = self._executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        if self._launch:
+            results = [[self._simulated(*(inputs[name].array for name in named[0]))]]
+        else:
+            arguments = [self._on_device(inputs[name]) for name in named[0]]
+            results = self._executable.execute_sharded(arguments).disassemble_into_single_device_arrays()
         for name, (array,) in zip(named[1], results, strict=True):
-            outputs[name].array = array.block_until_ready()
+            outputs[name].array = jax.block_until_ready(array)
+        if _planted("wrong"):
+            first = outputs[named[1][0]]
+            first.array = np.array(first.array)
+            first.array[first.array > 1] -= 1
+
+    def benchmark(
+        self, inputs: dict[str, NrtpyTensor], outputs: dict[str, NrtpyTensor] | None = None, warmup_iter: int = 5,
+        benchmark_iter: int = 5, mode: str = "device",
+    ) -> BenchmarkResult:  # fmt: skip
+        zeros = {name: np.zeros(info.shape, info.dtype) for name, info in self.output_tensors_info.items()}
+        outputs = outputs or {name: NrtpyTensor.from_numpy(array, name, self.core_id) for name, array in zeros.items()}
+        self(inputs, outputs)
+        # a time of no device, between the roofline and nkisim's of a small kernel
+        return BenchmarkResult(0.0 if _planted("early") else 0.05, benchmark_iter)
+
+    def _simulated(self, x: np.ndarray) -> np.ndarray:
+        """The launch of the one kernel that sums over ranks, each of which simulates all."""
+        parts, kernel = process_allgather(x), sum_over_ranks_kernel[self._launch.lnc]
+        simulated = simulate_ranks(kernel, len(parts))([(part, self._launch.arguments[1]) for part in parts])
+        return np.asarray(simulated[_runtime().rank[0]])
 
     def _on_device(self, tensor: NrtpyTensor) -> Any:
         if isinstance(tensor.array, np.ndarray):
@@ -156,4 +210,4 @@ class NrtpyModel:
 
 
 def _info(names: list[str], tensors: tuple[TensorSpec, ...]) -> dict[str, TensorMetadata]:
-    return {name: TensorMetadata(t.shape, t.bytes) for name, t in zip(names, tensors, strict=True)}
+    return {name: TensorMetadata(t.shape, t.bytes, t.dtype) for name, t in zip(names, tensors, strict=True)}
