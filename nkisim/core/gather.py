@@ -95,7 +95,7 @@ def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> Non
         for row in np.unique(picked):
             last = np.flatnonzero(picked == row)[-1:]
             races.note(core, rows.all[int(row) : int(row) + 1], who, arriving[last])
-    storage.dirty = True
+    storage.writes += 1
     target[picked] = rounded[rows.valid]
     if not storage.complete and storage.mask is not None:
         marks = rows.all._marks(storage.mask)

@@ -106,6 +106,22 @@ def loop_in_no_reorder(node: ast.With, scope: Scope) -> bool:
     return any(deprecated_loop(n, scope) or _member(n, scope) in LOOP_CALLS for n in inner)
 
 
+def _names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def open_chains(node: ast.For, scope: Scope) -> bool:
+    """`for j in ...: nc_matmul(dst=psum[:, j], accumulate=t > 0)`: the loop goes over chains, not over their products."""
+    for call in (n for statement in node.body for n in ast.walk(statement) if _member(n, scope) == "nc_matmul"):
+        given = {k.arg: k.value for k in call.keywords}  # type: ignore[attr-defined]
+        dst, mode = given.get("dst"), given.get("accumulate")
+        inner = [n.target for n in ast.walk(node) if isinstance(n, ast.For) and call in ast.walk(n)]
+        chosen = isinstance(dst, ast.Subscript) and isinstance(dst.slice, ast.Tuple) and _names(node.target) & _names(dst)
+        if chosen and mode is not None and _names(mode) and not any(_names(mode) & _names(target) for target in inner):
+            return True
+    return False
+
+
 LOOP_RULES: tuple[Rule, ...] = (
     Rule("register-condition", (ast.If, ast.IfExp, ast.Call), register_condition,
          "a register has no value while the kernel is traced; branch with nl.while_loop, count "
@@ -124,6 +140,9 @@ LOOP_RULES: tuple[Rule, ...] = (
          "MG 0.6"),
     Rule("loop-in-no-reorder", (ast.With,), loop_in_no_reorder,
          "a loop on the device cannot stand inside nl.no_reorder(); move the loop out", "MG 0.6"),
+    Rule("open-chains", (ast.For,), open_chains,
+         "accumulation chains of one PSUM tensor that are open together are reported to lose partial sums; give each a "
+         "tensor, or end one before the next", "KI", WARNING, WARNING),
 )  # fmt: skip
 
 # rules of the parser alone: where Python runs a kernel, these constructs are Python's

@@ -10,6 +10,7 @@ from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
 from nkisim.isa.card import card
+from nkisim.isa.doubts import of_bias
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
@@ -82,6 +83,7 @@ def _affine(data: Array, scale: Array | float | None, bias: Array | float | None
         lanes.commands(reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce),
         _reduction,
     ),
+    always=(of_bias,),
     finish=_finish,
 )
 def activation(
