@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,6 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Gathe
     shape = (dynamic.limit + 1, *tensor.shape[1:])
     layout = Layout(shape, (dynamic.stride, *tensor.strides[1:]), tensor.offset)
     return GatheredRows(tensor._make(layout, None), index, valid)
-
-
-def only(rows: GatheredRows, arrives: Flags) -> GatheredRows:
-    """Return the rows without those that do not arrive."""
-    return replace(rows, valid=rows.valid & arrives)
 
 
 def read(core: Core, rows: GatheredRows, who: access.Who) -> Array:

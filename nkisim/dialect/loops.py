@@ -106,18 +106,19 @@ def loop_in_no_reorder(node: ast.With, scope: Scope) -> bool:
     return any(deprecated_loop(n, scope) or _member(n, scope) in LOOP_CALLS for n in inner)
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+def _names(node: ast.AST | None) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if node is not None else set()
 
 
 def open_chains(node: ast.For, scope: Scope) -> bool:
-    """`for j in ...: nc_matmul(dst=psum[:, j], accumulate=t > 0)`: the loop goes over chains, not over their products."""
-    for call in (n for statement in node.body for n in ast.walk(statement) if _member(n, scope) == "nc_matmul"):
-        given = {k.arg: k.value for k in call.keywords}  # type: ignore[attr-defined]
-        dst, mode = given.get("dst"), given.get("accumulate")
+    """`for j in ...: nc_matmul(dst=psum[:, j], accumulate=t > 0)`: a loop over chains, not over a chain's products."""
+    calls = (n for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
+    for call in (n for n in calls if _member(n, scope) == "nc_matmul"):
+        given = {k.arg: k.value for k in call.keywords}
+        dst, mode = given.get("dst", call.args[0] if call.args else None), _names(given.get("accumulate"))
+        parts = isinstance(dst, ast.Subscript) and isinstance(dst.slice, ast.Tuple)
         inner = [n.target for n in ast.walk(node) if isinstance(n, ast.For) and call in ast.walk(n)]
-        chosen = isinstance(dst, ast.Subscript) and isinstance(dst.slice, ast.Tuple) and _names(node.target) & _names(dst)
-        if chosen and mode is not None and _names(mode) and not any(_names(mode) & _names(target) for target in inner):
+        if parts and mode and _names(node.target) & _names(dst) and not any(mode & _names(n) for n in inner):
             return True
     return False
 

@@ -21,9 +21,10 @@ def doubt(call: Call, about: str, question: str) -> None:
 
 def report(call: Call, found: str, source: str, question: str) -> None:
     """Warn once in a launch of what is reported to fail, or refuse it as the policy says."""
+    allowed = f"{source}; ask a device {question}"
     if call.core.policy.reported == "raise":
-        call.refuse(ReportedFault, None, found, f"{source}; ask a device {question}")
-    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {found}; {source}; ask a device {question}", Reported)
+        call.refuse(ReportedFault, None, found, allowed)
+    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {found}; {allowed}", Reported)
 
 
 def of_chains(call: Call) -> None:
@@ -37,7 +38,7 @@ def of_skipped(call: Call, valid: Array) -> None:
     """A gather or scatter skips some of its rows."""
     if valid.any() and not valid.all():
         source = "an indirect transpose that does stopped a trn2 until its reset (aws-neuron-sdk issue 1390)"
-        report(call, "skips some of its rows and moves others", source, "whether a transfer may skip a part of its rows")
+        report(call, "skips some of its rows and moves others", source, "whether a transfer may skip some rows")
 
 
 def of_bias(call: Call) -> None:

@@ -87,17 +87,10 @@ def _affine(data: Array, scale: Array | float | None, bias: Array | float | None
     finish=_finish,
 )
 def activation(
-    dst: Target,
-    op: Op,
-    data: Array,
-    bias: Array | float | None = None,
-    scale: Array | float = 1.0,
-    reduce_op: Op | None = None,
-    reduce_res: Target | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    engine: engine = engine.scalar,
-    name: str | None = None,
-) -> tuple[Array, Array]:
+    dst: Target, op: Op, data: Array, bias: Array | float | None = None, scale: Array | float = 1.0,
+    reduce_op: Op | None = None, reduce_res: Target | None = None, reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: engine = engine.scalar, name: str | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Compute op(data * scale + bias) and, if requested, the sum of the result."""
     value = op.fn(_affine(data, scale, bias))
     if reduce_op is None:

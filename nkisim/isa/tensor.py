@@ -236,18 +236,11 @@ def _work(call: Call) -> Mapping[str, object]:
     work=_work,
 )
 def nc_matmul(
-    dst: Target,
-    stationary: Array,
-    moving: Array,
-    is_stationary_onezero: bool = False,
-    is_moving_onezero: bool = False,
-    is_transpose: bool = False,
-    accumulate: bool | None = None,
-    tile_position: tuple[int, ...] = (),
-    tile_size: tuple[int, ...] = (),
-    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
-    name: str | None = None,
-) -> Array:
+    dst: Target, stationary: Array, moving: Array, is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False, is_transpose: bool = False, accumulate: bool | None = None,
+    tile_position: tuple[int, ...] = (), tile_size: tuple[int, ...] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none, name: str | None = None,
+) -> Array:  # fmt: skip
     """Multiply stationary.T @ moving, each element rounded to fp32 once; with is_transpose, move bits."""
     if is_transpose:
         return stationary.T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -134,7 +135,7 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
         doubts.of_rows(call, rows.index[rows.valid])
         doubts.of_skipped(call, rows.valid)
         if where is not None:
-            rows = gather.only(rows, _whole_rows(call, where, len(rows.index)))
+            rows = replace(rows, valid=rows.valid & _whole_rows(call, where, len(rows.index)))
         gather.write(core, rows, values, who)
         return
     if dynamic is not None:

@@ -88,7 +88,7 @@ class Storage:
     # storages at explicit addresses that share bytes with this one
     neighbours: Sequence[Storage] = ()
     shadow: Shadow | None = None
-    # psum only: the number of the accumulation chain that wrote the byte last, 0 where no matmul did; and the last chain
+    # psum only: the number of the accumulation chain that wrote the byte last, 0 where no matmul did; the last chain's
     matmul: Bytes | None = None
     chain: int = 0
 

@@ -97,6 +97,8 @@ def running(first: object) -> object:
 
 
 rules("tensor_scalar_cumulative", (WrongArgument, lambda b: running(1.0 if b else None)))
+
+
 def read_copy(late: bool) -> object:
     """Overwrite the source of nl.copy, and read the copy afterwards or before."""
     source, held = f32(), f32()
