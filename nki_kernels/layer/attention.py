@@ -33,7 +33,7 @@ from nki_kernels.checks import (
     refuse,
 )
 from nki_kernels.layer.core_split import CoreExchange, CoreSplit
-from nki_kernels.layer.kv_stationary_attention import attend, begin
+from nki_kernels.layer.kv_stationary_attention import attend, begin, begin_pack
 from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
 from nki_kernels.layer.projections import project
 from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
@@ -96,9 +96,11 @@ class AttentionHalf(nl.NKIObject):
         """Store this core's part of the output for RMSNormRows; the streams may be one."""
         exchange, kv = self.exchange, self.kv
         if self.attends:
-            begin(kv.chunks[0], None)
+            # its bank of PSUM is free again before those of the projection are
+            begin_pack(kv.chunks[0])
         self.project_heads(rows, qkv_stream)
         if self.attends:
+            begin(kv.chunks[0], None)
             kv.transpose_keys(1)
         exchange.exchange_heads()
         if self.attends:

@@ -84,7 +84,8 @@ def norm_and_rotate(psum, spans, rotary, eps_PR):
                 data2=norm.sin_D1R[partner].broadcast(1, count),
                 op=nl.multiply,
             )
-    root_DHR = nl.ndarray(shape, dtype=nl.float32)
+    # the squares are not needed again
+    root_DHR = square_DHR
     eps_DHR = eps_PR.expand_dim(1).broadcast(1, shape[1])
     nisa.tensor_tensor(dst=root_DHR, data1=mean_psum_DHR, data2=eps_DHR, op=nl.add)
     nisa.tensor_scalar(dst=root_DHR, data=root_DHR, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)
