@@ -97,7 +97,7 @@ def device_view(argument: Argument) -> NkiTensor:
 def write_back(argument: Argument) -> None:
     """Copy changes of a mutated input into the host's array, in place."""
     storage = argument.storage
-    if not storage.dirty or storage.unknown:
+    if not storage.writes or storage.unknown:
         return
     typed = storage.data.view(storage_of(storage.dtype, storage.precise))
     values = typed.reshape(argument.array.shape).astype(argument.array.dtype)

@@ -173,6 +173,10 @@ class CoresDiverge(LawError):
     """The cores of one launch disagree on shared values."""
 
 
+class ReportedFault(LawError):
+    """A kernel does what is reported to go wrong on a device."""
+
+
 class RegisterMisuse(LawError):
     """A register was used as a Python value, unset, or written while frozen."""
 
@@ -194,7 +198,11 @@ class AmbiguousManual(NkiSimWarning):
 
 
 class Relaxed(NkiSimWarning):
-    """The policy let something pass that a strict launch refuses."""
+    """The policy let something pass that the default refuses."""
+
+
+class Reported(NkiSimWarning):
+    """The kernel does what is reported to go wrong on a device, and no document says so."""
 
 
 class Deprecated(NkiSimWarning):

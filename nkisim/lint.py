@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", type=Path, help="files or folders with kernels")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--strict", action="store_true", help="refuse warnings too")
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="strict", help="vendor warns of what it takes")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="default", help="vendor warns of what it takes")
     parser.add_argument("--nki", choices=VERSIONS, default=chosen().nki, help="the version of the language")
     options = parser.parse_args(arguments)
     missing = [str(path) for path in options.paths if not path.exists()]

@@ -1,4 +1,4 @@
-"""How strict a simulation is: one frozen value, strict by default, and who chooses it."""
+"""How strict a simulation is: one frozen value, and who chooses it."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class Policy:
             Default: True.
         accumulate: "raise" or "warn" when a matmul accumulates on data that no matmul wrote.
             Default: "raise".
+        reported: "warn" or "raise" where a kernel does what no document forbids and is reported to fail on a device.
+            Default: "warn".
         barrier_scope: "data" (a core_barrier orders its own tensor, as the manual says) or
             "all" (it orders every tensor in shared HBM).
             Default: "data".
@@ -71,6 +73,7 @@ class Policy:
     ranks: int = 0
     precise_fp: bool = True
     accumulate: str = "raise"
+    reported: str = "warn"
     barrier_scope: str = "data"
     enums: str = "members"
     inner_kernels: str = "raise"
@@ -104,11 +107,12 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "capacity": (True, False, "warn"),
     "packing": ("columns", "partitions"),
     "accumulate": ("raise", "warn"),
+    "reported": ("raise", "warn"),
     "barrier_scope": ("data", "all"),
     "enums": ("members", "integers"),
     "inner_kernels": ("raise", "inline"),
 }
-STRICT = Policy()
+STRICT = Policy(reported="raise")
 # the documented behaviour of the vendor's simulator (nki/guides/nki_simulator.rst), on which its library relies
 VENDOR = Policy(
     unwritten_read="sentinel",
@@ -120,13 +124,13 @@ VENDOR = Policy(
     enums="integers",
     inner_kernels="inline",
 )
-POLICIES = {"strict": STRICT, "vendor": VENDOR}
+POLICIES = {"default": Policy(), "strict": STRICT, "vendor": VENDOR}
 VARIABLE = "NKISIM_POLICY"
 _USED: ContextVar[Policy | None] = ContextVar("policy", default=None)
 
 
 def chosen(policy: Policy | str | None = None) -> Policy:
-    """Return the policy of a launch: as given, else of `using`, else of NKISIM_POLICY, else strict.
+    """Return the policy of a launch: as given, else of `using`, else of NKISIM_POLICY, else the default.
 
     One that names no version of the language gets that of `using`, else of NKISIM_NKI, else 0.6.
     NKI_PRECISE_FP=0, the only variable of the official simulator that changes numbers, applies to all.
@@ -135,7 +139,7 @@ def chosen(policy: Policy | str | None = None) -> Policy:
         BadLaunch: no policy has that name.
     """
     if policy is None:
-        policy = _USED.get() or os.environ.get(VARIABLE, "strict")
+        policy = _USED.get() or os.environ.get(VARIABLE, "default")
     if isinstance(policy, str):
         if policy not in POLICIES:
             raise BadLaunch("policy", None, f"is {policy!r}", f"it can be {', '.join(POLICIES)}")

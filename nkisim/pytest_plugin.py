@@ -23,12 +23,12 @@ from nkisim.versions import VARIABLE, VERSIONS
 
 @dataclass
 class KernelRuns:
-    """The value of the fixture `nki_kernel`; kernels run as `policy` says, "strict" unless a test sets it.
+    """The value of the fixture `nki_kernel`; kernels run as `policy` says, "default" unless a test sets it.
 
     Inputs are arrays, words such as "float32:128x512:large:7", tuples of those, and values that pass as they are.
     """
 
-    policy: Policy | str = "strict"
+    policy: Policy | str = "default"
     recording: bool = False
     recorded: list[tuple[str, list[Event]]] = field(default_factory=list)
 

@@ -33,7 +33,7 @@ from nki_kernels.checks import (
     refuse,
 )
 from nki_kernels.layer.core_split import CoreExchange, CoreSplit
-from nki_kernels.layer.kv_stationary_attention import attend, begin
+from nki_kernels.layer.kv_stationary_attention import attend, begin, begin_pack
 from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
 from nki_kernels.layer.projections import project
 from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
@@ -95,6 +95,9 @@ class AttentionHalf(nl.NKIObject):
     def attend_and_project(self, out_RE, rows, qkv_stream, out_stream):
         """Store this core's part of the output for RMSNormRows; the streams may be one."""
         exchange, kv = self.exchange, self.kv
+        if self.attends:
+            # its bank of PSUM is free again before those of the projection are
+            begin_pack(kv.chunks[0])
         self.project_heads(rows, qkv_stream)
         if self.attends:
             begin(kv.chunks[0], None)
@@ -126,14 +129,17 @@ class AttentionHalf(nl.NKIObject):
         for block in range(self.qkv.blocks[0], self.qkv.blocks[1]):
             product, head = WeightStationary(rows.scaled_PTR, dim, width, False), block * width
             accumulate(stream, self.qkv, [product])
-            values = min(max(kv_heads - head, 0), width)
-            if values > 0:
-                inv_rms_PHR = rows.inv_rms_all_partitions().expand_dim(1).broadcast(1, values)
-                target = heads_DHR[:, head : head + values, :]
-                nisa.tensor_tensor(dst=target, data1=product.psum[:, 0:values, :], data2=inv_rms_PHR, op=nl.multiply)
+            values, normed = min(max(kv_heads - head, 0), width), []
+            for i in range(width):
+                psum_DR, target = product.psum[i][:, 0, :], heads_DHR[:, head + i, :]
+                if i < values:
+                    inv_rms_PR = rows.inv_rms_all_partitions()
+                    nisa.tensor_tensor(dst=target, data1=psum_DR, data2=inv_rms_PR, op=nl.multiply)
+                else:
+                    normed.append(psum_DR)
             if values < width:
                 spans = self.spans(head + values, head + width, heads_DHR)
-                norm_and_rotate(product.psum[:, values:width, :], spans, self.rotary, rows.eps_scaled())
+                norm_and_rotate(normed, spans, self.rotary, rows.eps_scaled())
 
     def spans(self, first, last, heads_DHR):
         """The keys and the queries among the heads `first` to `last`."""

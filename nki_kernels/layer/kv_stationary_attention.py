@@ -35,12 +35,18 @@ class OnlineSoftmax(nl.NKIObject):
         self.values_DR = None
 
 
+def begin_pack(chunk):
+    """Start the softmax of a pack with its first chunk."""
+    chunk.softmax = OnlineSoftmax(copy_to_sbuf(broadcast_to_partitions(chunk.pack.limit_R1)))
+
+
 def begin(chunk, softmax):
     """Set which keys a chunk's rows may see; `softmax` is that of the chunk before it."""
-    if chunk.index == 0:
-        softmax = OnlineSoftmax(copy_to_sbuf(broadcast_to_partitions(chunk.pack.limit_R1)))
-    chunk.softmax = softmax
-    chunk.visible_PJR = visible(chunk, softmax.limit_PR)
+    if chunk.index > 0:
+        chunk.softmax = softmax
+    elif absent(chunk.softmax):
+        begin_pack(chunk)
+    chunk.visible_PJR = visible(chunk, chunk.softmax.limit_PR)
 
 
 def attend(kv, queries, attended_DHBN):

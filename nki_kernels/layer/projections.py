@@ -7,11 +7,12 @@ blocks, so that four or two blocks share a PSUM bank and its copy. Up to FEW_ROW
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.layer.weight_stream import RowStationary, WeightStationary, accumulate
+from nki_kernels.layer.weight_stream import RowStationary, WeightStationary, accumulate, next_block
 from nki_kernels.tiles import P, dma_static
 
-# up to this many rows are stored directly from the transposed layout
-FEW_ROWS = 8
+# up to this many rows are stored directly from the transposed layout; of them, a block of up to SHALLOW K tiles is
+# multiplied group by group: one PSUM tensor and one copy instead of four, and little is left to do when it has arrived
+FEW_ROWS, SHALLOW = 8, 4
 
 
 def padded_rows(rows):
@@ -33,8 +34,12 @@ def project(out_RE, stream, weight, x_PTR):
             groups = -(-weight.columns // P)
             while weight.columns % groups:
                 groups = groups + 1
-            product = WeightStationary(x_PTR, weight.columns // groups, groups, True)
-            accumulate(stream, weight, [product])
+            whole = weight.k_tiles <= SHALLOW
+            product = WeightStationary(x_PTR, weight.columns // groups, groups, True, whole)
+            if whole:
+                product.add(next_block(stream, weight))
+            else:
+                accumulate(stream, weight, [product])
             store_transposed(out_RE, product.psum, block)
         return
     each = P // part
@@ -46,12 +51,15 @@ def project(out_RE, stream, weight, x_PTR):
         store_blocks(out_RE, psum_QC, first, part)
 
 
-def store_transposed(out_RE, psum_WJR, block):
-    """Round one block of columns and store its few rows."""
-    width, groups, rows = psum_WJR.shape
+def store_transposed(out_RE, psum, block):
+    """Round one block of columns, PSUM (W, n, R) of each n groups, and store its few rows."""
+    width, each, rows = psum[0].shape
+    groups = each * len(psum)
     columns = width * groups
     rounded_WRJ = nl.ndarray((width, rows, groups), dtype=out_RE.dtype)
-    nisa.tensor_copy(dst=rounded_WRJ, src=psum_WJR.permute((0, 2, 1)))
+    for i in range(len(psum)):
+        rounded_WRN = rounded_WRJ[:, :, i * each : (i + 1) * each]
+        nisa.tensor_copy(dst=rounded_WRN, src=psum[i].permute((0, 2, 1)), engine=nisa.engine.vector)
     target = out_RE[:, block * columns : (block + 1) * columns]
     dma_static(target.reshape((rows, width, groups)).permute((1, 0, 2)), rounded_WRJ)
 

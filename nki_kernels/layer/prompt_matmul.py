@@ -26,8 +26,8 @@ from nki_kernels.layer.weight_stream import (
     PackedWeight,
     WeightStream,
     accumulate,
-    add_tile,
     alternate_engine,
+    next_block,
     row_products,
     transpose_rows,
 )
@@ -129,20 +129,11 @@ def begin(groups, g, stream):
         groups[g + 1][0].prefetch()
 
 
-def next_block(stream, weight):
-    """All tiles of the next block, in the order of its K tiles."""
-    block = [stream.next_tile(weight)]
-    while block[len(block) - 1].last < weight.k_tiles:
-        block.append(stream.next_tile(weight))
-    return block
-
-
 def multiply(block, weight, x_PTR):
     """The product of one tile of rows (128, tiles, R) with a loaded block: PSUM (R, C)."""
-    products = row_products(weight, [x_PTR])
-    for tile in block:
-        add_tile(tile, products)
-    return products[0].psum
+    product = row_products(weight, [x_PTR])[0]
+    product.add(block)
+    return product.psum
 
 
 def project_tiles(out_CE, stream, weight, x, tiles, following):

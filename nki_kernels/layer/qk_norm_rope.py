@@ -58,30 +58,34 @@ def transposed_angles(table, first, rows):
     return angles_DR
 
 
-def norm_and_rotate(psum_DHR, spans, rotary, eps_PR):
-    """Normalize and rotate transposed heads in PSUM (D, count, R).
+def norm_and_rotate(psum, spans, rotary, eps_PR):
+    """Normalize and rotate transposed heads, each in PSUM (D, R), which a copy frees early.
 
     A span (first, last, norm, destination (D, heads, R)) of them shares a norm. The heads lack the factor 1 / rms of
     their row, which cancels but for the norm's eps: `eps_PR` replaces it.
     """
-    shape, half = psum_DHR.shape, P // 2
-    square_DHR, mean_psum_DHR = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32, buffer=nl.psum)
-    nisa.activation(dst=square_DHR, op=nl.square, data=psum_DHR)
+    shape, half = (P, len(psum), eps_PR.shape[1]), P // 2
+    x_DHR, square_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
+    mean_psum_DHR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    for head in range(len(psum)):
+        nisa.tensor_copy(dst=x_DHR[:, head, :], src=psum[head], engine=nisa.engine.vector)
+    nisa.tensor_tensor(dst=square_DHR, data1=x_DHR, data2=x_DHR, op=nl.multiply)
     nisa.nc_matmul(dst=mean_psum_DHR, stationary=rotary.mean_DD, moving=square_DHR, accumulate=False)
     rotated_DHR, sine_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
     for span in spans:
         heads, count, norm = slice(span[0], span[1]), span[1] - span[0], span[2]
-        x_DHR, cos = psum_DHR[:, heads, :], norm.cos_D1R.broadcast(1, count)
-        nisa.tensor_tensor(dst=rotated_DHR[:, heads, :], data1=x_DHR, data2=cos, op=nl.multiply)
+        cos = norm.cos_D1R.broadcast(1, count)
+        nisa.tensor_tensor(dst=rotated_DHR[:, heads, :], data1=x_DHR[:, heads, :], data2=cos, op=nl.multiply)
         for first in (0, half):
             partner = slice(half - first, P - first)
             nisa.tensor_tensor(
                 dst=sine_DHR[first : first + half, heads, :],
-                data1=psum_DHR[partner, heads, :],
+                data1=x_DHR[partner, heads, :],
                 data2=norm.sin_D1R[partner].broadcast(1, count),
                 op=nl.multiply,
             )
-    root_DHR = nl.ndarray(shape, dtype=nl.float32)
+    # the squares are not needed again
+    root_DHR = square_DHR
     eps_DHR = eps_PR.expand_dim(1).broadcast(1, shape[1])
     nisa.tensor_tensor(dst=root_DHR, data1=mean_psum_DHR, data2=eps_DHR, op=nl.add)
     nisa.tensor_scalar(dst=root_DHR, data=root_DHR, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)

@@ -76,6 +76,9 @@ class WeightTile(nl.NKIObject):
         else:
             self.offset = self.offset + (first // per_section * per_section * P + first % per_section) * columns
 
+    def partitions(self):
+        return slice(self.start, self.start + self.rows)
+
     def bytes_per_partition(self):
         return (self.last - self.first) * self.weight.columns * itemsize(self.weight.tensor.dtype)
 
@@ -135,41 +138,58 @@ class RowStationary(nl.NKIObject):
             self.position = (0, column)
             self.size = (P, x_PTR.shape[2])
 
-    def add(self, weights_KC, inside, t):
-        """Accumulate K tile t, on the partitions `inside`."""
-        nisa.nc_matmul(
-            dst=self.psum,
-            stationary=self.x_PTR[inside, t, :],
-            moving=weights_KC,
-            accumulate=t > 0,
-            tile_position=self.position,
-            tile_size=self.size,
-        )
+    def add(self, tiles):
+        """Accumulate the K tiles of some weight tiles."""
+        for tile in tiles:
+            inside = tile.partitions()
+            for t in range(tile.first, tile.last):
+                nisa.nc_matmul(
+                    dst=self.psum,
+                    stationary=self.x_PTR[inside, t, :],
+                    moving=tile.data_PTC[inside, t - tile.first, :],
+                    accumulate=t > 0,
+                    tile_position=self.position,
+                    tile_size=self.size,
+                )
 
 
 class WeightStationary(nl.NKIObject):
-    """Weights stationary, rows (128, tiles, R) moving: PSUM (W, J, R) of J groups of W <= 128 columns.
+    """Weights stationary, rows (128, tiles, R) moving: PSUM (W, n, R) of n of the J groups of W <= 128 columns each.
 
     Group j has columns j W to j W + W - 1, or with `interleaved` columns w J + j, so that a partition has J adjacent
     columns. Weight loads overlap the matmuls; a matmul lasts R cycles, so for R <= 64 this costs about half of moving
-    512 columns.
+    512 columns. Groups whose sums are open together have a tensor each (n = 1), since several in one tensor are
+    reported to lose partial sums; with `whole` a block is multiplied group by group, and n = J.
     """
 
-    def __init__(self, x_PTR, width, groups, interleaved):
+    def __init__(self, x_PTR, width, groups, interleaved, whole=False):
         self.x_PTR = x_PTR
-        self.psum = nl.ndarray((width, groups, x_PTR.shape[2]), dtype=nl.float32, buffer=nl.psum)
+        self.width = width
+        self.groups = groups
         self.interleaved = interleaved
+        self.psum = []
+        self.each = 1
+        if whole:
+            self.each = groups
+        for _ in range(groups // self.each):
+            shape = (width, self.each, x_PTR.shape[2])
+            self.psum.append(nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum))
 
-    def add(self, weights_KC, inside, t):
-        """Accumulate K tile t, on the partitions `inside`."""
-        width, groups, _ = self.psum.shape
+    def add(self, tiles):
+        """Accumulate the K tiles of some weight tiles, group by group."""
+        width, groups = self.width, self.groups
         for j in range(groups):
-            if self.interleaved:
-                group_KW = weights_KC.reshape((weights_KC.shape[0], width, groups))[:, :, j]
-            else:
-                group_KW = weights_KC[:, j * width : (j + 1) * width]
-            moving_KR = self.x_PTR[inside, t, :]
-            nisa.nc_matmul(dst=self.psum[:, j, :], stationary=group_KW, moving=moving_KR, accumulate=t > 0)
+            psum_WR = self.psum[j // self.each][:, j % self.each, :]
+            for tile in tiles:
+                inside = tile.partitions()
+                for t in range(tile.first, tile.last):
+                    weights_KC = tile.data_PTC[inside, t - tile.first, :]
+                    if self.interleaved:
+                        group_KW = weights_KC.reshape((tile.rows, width, groups))[:, :, j]
+                    else:
+                        group_KW = weights_KC[:, j * width : (j + 1) * width]
+                    moving_KR = self.x_PTR[inside, t, :]
+                    nisa.nc_matmul(dst=psum_WR, stationary=group_KW, moving=moving_KR, accumulate=t > 0)
 
 
 def accumulate(stream, weight, products):
@@ -177,16 +197,17 @@ def accumulate(stream, weight, products):
     done = 0
     while done < weight.k_tiles:
         tile = stream.next_tile(weight)
-        add_tile(tile, products)
+        for product in products:
+            product.add([tile])
         done = tile.last
 
 
-def add_tile(tile, products):
-    """Accumulate the K tiles of one weight tile in each of the products."""
-    inside = slice(tile.start, tile.start + tile.rows)
-    for product in products:
-        for t in range(tile.first, tile.last):
-            product.add(tile.data_PTC[inside, t - tile.first, :], inside, t)
+def next_block(stream, weight):
+    """All tiles of the next block, in the order of its K tiles."""
+    block = [stream.next_tile(weight)]
+    while block[len(block) - 1].last < weight.k_tiles:
+        block.append(stream.next_tile(weight))
+    return block
 
 
 def row_products(weight, x):

@@ -72,7 +72,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--sbuf", choices=sorted(MEMORIES), default="all", help="of SBUF: all, or what neuronx-cc uses (default: all)"
     )
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="strict", help="how strict (default: strict)")
+    parser.add_argument("--policy", choices=sorted(POLICIES), default="default", help="how strict")
     parser.add_argument("--nki", choices=VERSIONS, help=f"the version of the language (default: ${VARIABLE}, or 0.6)")
 
 

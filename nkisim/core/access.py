@@ -180,7 +180,7 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
         _overwrite(tensor)
     if storage.shadow is not None:
         races.note(core, tensor, who, np.where(where, rounded, target))
-    storage.dirty = True
+    storage.writes += 1
     storage.info.touch(core.clock)
     np.copyto(target, rounded, where=where)
     if storage.matmul is not None:
@@ -195,13 +195,13 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
 def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:
     """Note a write to the elements of a view."""
     storage = tensor._storage
-    storage.dirty = True
+    storage.writes += 1
     storage.info.touch(core.clock)
     if storage.neighbours:
         _overwrite(tensor)
     if storage.matmul is not None:
         writers = tensor._product_marks()
-        writers[...] = WRITTEN_MARK[writers.itemsize] if matmul else 0
+        writers[...] = chain_mark(storage, writers.itemsize) if matmul else 0
     if storage.complete or storage.mask is None:
         return
     if covers(tensor) and not storage.info.explicit:
@@ -209,6 +209,11 @@ def mark(core: Core, tensor: NkiTensor, matmul: bool = False) -> None:
         return
     marks = tensor._written_marks()
     marks[...] = WRITTEN_MARK[marks.itemsize]
+
+
+def chain_mark(storage: Storage, width: int) -> int:
+    """The mark of an element of `width` bytes that the last accumulation chain wrote."""
+    return WRITTEN_MARK[width] // WRITTEN * storage.chain
 
 
 def _overwrite(tensor: NkiTensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +49,6 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Gathe
     return GatheredRows(tensor._make(layout, None), index, valid)
 
 
-def only(rows: GatheredRows, arrives: Flags) -> GatheredRows:
-    """Return the rows without those that do not arrive."""
-    return replace(rows, valid=rows.valid & arrives)
-
-
 def read(core: Core, rows: GatheredRows, who: access.Who) -> Array:
     """Return a row per index, after the checks of a read; rows out of range are zeros."""
     picked = rows.index[rows.valid]
@@ -95,7 +90,7 @@ def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> Non
         for row in np.unique(picked):
             last = np.flatnonzero(picked == row)[-1:]
             races.note(core, rows.all[int(row) : int(row) + 1], who, arriving[last])
-    storage.dirty = True
+    storage.writes += 1
     target[picked] = rounded[rows.valid]
     if not storage.complete and storage.mask is not None:
         marks = rows.all._marks(storage.mask)

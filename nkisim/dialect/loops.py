@@ -106,6 +106,23 @@ def loop_in_no_reorder(node: ast.With, scope: Scope) -> bool:
     return any(deprecated_loop(n, scope) or _member(n, scope) in LOOP_CALLS for n in inner)
 
 
+def _names(node: ast.AST | None) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} if node is not None else set()
+
+
+def open_chains(node: ast.For, scope: Scope) -> bool:
+    """`for j in ...: nc_matmul(dst=psum[:, j], accumulate=t > 0)`: a loop over chains, not over a chain's products."""
+    calls = (n for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
+    for call in (n for n in calls if _member(n, scope) == "nc_matmul"):
+        given = {k.arg: k.value for k in call.keywords}
+        dst, mode = given.get("dst", call.args[0] if call.args else None), _names(given.get("accumulate"))
+        parts = isinstance(dst, ast.Subscript) and isinstance(dst.slice, ast.Tuple)
+        inner = [n.target for n in ast.walk(node) if isinstance(n, ast.For) and call in ast.walk(n)]
+        if parts and mode and _names(node.target) & _names(dst) and not any(mode & _names(n) for n in inner):
+            return True
+    return False
+
+
 LOOP_RULES: tuple[Rule, ...] = (
     Rule("register-condition", (ast.If, ast.IfExp, ast.Call), register_condition,
          "a register has no value while the kernel is traced; branch with nl.while_loop, count "
@@ -124,6 +141,9 @@ LOOP_RULES: tuple[Rule, ...] = (
          "MG 0.6"),
     Rule("loop-in-no-reorder", (ast.With,), loop_in_no_reorder,
          "a loop on the device cannot stand inside nl.no_reorder(); move the loop out", "MG 0.6"),
+    Rule("open-chains", (ast.For,), open_chains,
+         "accumulation chains of one PSUM tensor that are open together are reported to lose partial sums; give each a "
+         "tensor, or end one before the next", "KI", WARNING, WARNING),
 )  # fmt: skip
 
 # rules of the parser alone: where Python runs a kernel, these constructs are Python's

@@ -2,7 +2,8 @@
 
 Severity "error" is code that the manual or the public parser front end refuses; "warning" is code that is
 deprecated, or that published kernels contain although a document forbids it. Sources: LG language
-guide, MG migration guides, VR the VirtualRegister docstring, PF the public parser front end, NS the page of NkiScalar.
+guide, MG migration guides, VR the VirtualRegister docstring, PF the public parser front end, NS the page of NkiScalar,
+KI foxl-ai/kiln (tools/probe_psum_interleave.py, on a trn1).
 """
 
 from __future__ import annotations

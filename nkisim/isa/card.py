@@ -76,6 +76,7 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
         args.update(decided.resolved)
     for rule in card.always:
         rule(call)
+    doubts.of_copies(call)
     doubts.of_addresses(call, [call.tensors[name] for name, _ in decided.writes if name in call.tensors])
     if call.core.numerics or access.computed(call.tensors.values()):
         for rule in card.values:

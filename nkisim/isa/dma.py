@@ -49,14 +49,9 @@ _COPY = transfer("dma_copy", ("dst", "src"))
 
 
 def dma_copy(
-    dst: NkiTensor,
-    src: NkiTensor,
-    priority: int | None = None,
-    oob_mode: oob_mode = oob_mode.error,
-    dge_mode: dge_mode = dge_mode.unknown,
-    engine: engine = engine.unknown,
-    name: str | None = None,
-) -> NkiInstruction:
+    dst: NkiTensor, src: NkiTensor, priority: int | None = None, oob_mode: oob_mode = oob_mode.error,
+    dge_mode: dge_mode = dge_mode.unknown, engine: engine = engine.unknown, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Copy between HBM and SBUF; through fp32 where dtypes differ."""
     call = open_call(_COPY, {"dst": dst, "src": src, "priority": priority, "oob_mode": oob_mode,
                              "dge_mode": dge_mode, "engine": engine, "name": name})  # fmt: skip

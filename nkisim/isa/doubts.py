@@ -1,4 +1,4 @@
-"""What no document settles: a launch warns once, with the question that a device would answer."""
+"""What no document settles, or what devices are reported to do: a launch warns once, with the question for a device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from nkisim.core import access
 from nkisim.dtypes import Array
-from nkisim.errors import AmbiguousManual
+from nkisim.errors import AmbiguousManual, Reported, ReportedFault
 from nkisim.isa.statement import Call
 from nkisim.memory.tensor import NkiTensor
 
@@ -17,6 +17,45 @@ def doubt(call: Call, about: str, question: str) -> None:
     """Warn once in a launch."""
     text = f"{call.card.op}: {about}; no document says {question}: ask a device"
     call.core.warn(f"{call.card.op} {question}", text, AmbiguousManual)
+
+
+def report(call: Call, found: str, source: str, question: str) -> None:
+    """Warn once in a launch of what is reported to fail, or refuse it as the policy says."""
+    allowed = f"{source}; ask a device {question}"
+    if call.core.policy.reported == "raise":
+        call.refuse(ReportedFault, None, found, allowed)
+    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {found}; {allowed}", Reported)
+
+
+def of_chains(call: Call) -> None:
+    """A product is added to elements of PSUM after a different accumulation chain began in their tensor."""
+    found = f"adds to a chain of {call.tensors['dst'].name} after another chain began in that tensor"
+    source = "on trn1 the first partial sums were lost (foxl-ai/kiln, tools/probe_psum_interleave.py)"
+    report(call, found, source, "whether chains that are open together in one PSUM tensor keep their sums")
+
+
+def of_skipped(call: Call, valid: Array) -> None:
+    """A gather or scatter skips some of its rows."""
+    if valid.any() and not valid.all():
+        source = "an indirect transpose that does stopped a trn2 until its reset (aws-neuron-sdk issue 1390)"
+        report(call, "skips some of its rows and moves others", source, "whether a transfer may skip some rows")
+
+
+def of_bias(call: Call) -> None:
+    """An activation that copies has a bias."""
+    if call.args["op"].name == "copy" and ("bias" in call.tensors or call.args["bias"]):
+        source = "a trn1 did not add it (aws-neuron-sdk issue 1296)"
+        report(call, "copies and has a bias", source, "whether nl.copy adds a bias")
+
+
+def of_copies(call: Call) -> None:
+    """The result of nl.copy is read after its source was written."""
+    for name, tensor in call.tensors.items():
+        copied = tensor._storage.copied
+        if copied is not None and copied[0].writes != copied[1] and name != "dst":
+            source = "on a trn1 both were the same bytes (nki-samples issue 78)"
+            report(call, f"reads nl.copy's result {tensor.name} after its source was written", source,
+                   "whether nl.copy copies, or call nisa.tensor_copy")  # fmt: skip
 
 
 def of_operands(call: Call) -> None:

@@ -10,6 +10,7 @@ from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
 from nkisim.isa.card import card
+from nkisim.isa.doubts import of_bias
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
@@ -82,20 +83,14 @@ def _affine(data: Array, scale: Array | float | None, bias: Array | float | None
         lanes.commands(reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce),
         _reduction,
     ),
+    always=(of_bias,),
     finish=_finish,
 )
 def activation(
-    dst: Target,
-    op: Op,
-    data: Array,
-    bias: Array | float | None = None,
-    scale: Array | float = 1.0,
-    reduce_op: Op | None = None,
-    reduce_res: Target | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    engine: engine = engine.scalar,
-    name: str | None = None,
-) -> tuple[Array, Array]:
+    dst: Target, op: Op, data: Array, bias: Array | float | None = None, scale: Array | float = 1.0,
+    reduce_op: Op | None = None, reduce_res: Target | None = None, reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    engine: engine = engine.scalar, name: str | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Compute op(data * scale + bias) and, if requested, the sum of the result."""
     value = op.fn(_affine(data, scale, bias))
     if reduce_op is None:

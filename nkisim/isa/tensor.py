@@ -22,6 +22,7 @@ from nkisim.errors import (
     WrongEngine,
     WrongSpace,
 )
+from nkisim.isa import doubts
 from nkisim.isa.card import card
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand, Target
@@ -147,20 +148,28 @@ def _identity(call: Call) -> None:
 
 def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
     """Write a product to PSUM: overwrite, add, or decide by who wrote before."""
+    mode = False if call.args["is_transpose"] else call.args["accumulate"]
+    _chain(call, tensor, mode)
     if result is None:
         access.mark(call.core, tensor, matmul=True)
         return
     target = tensor._numpy()
     result = result.reshape(target.shape)
-    mode = call.args["accumulate"]
-    if call.args["is_transpose"]:
-        mode = False
     if mode is not False:
         result = _added(call, tensor, result, mode)
     access.mark(call.core, tensor, matmul=True)
     np.copyto(target, result)
     if call.core.unwritten:
         access.propagate_unwritten(call.core, tensor)
+
+
+def _chain(call: Call, tensor: NkiTensor, mode: bool | None = False) -> None:
+    """Begin an accumulation chain, or continue the one that wrote the elements."""
+    storage, marks = tensor._storage, tensor._product_marks()
+    if mode is False or not marks.any():
+        storage.chain = storage.chain % 255 + 1
+    elif np.any((marks != 0) & (marks != access.chain_mark(storage, marks.itemsize))):
+        doubts.of_chains(call)
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:
@@ -227,18 +236,11 @@ def _work(call: Call) -> Mapping[str, object]:
     work=_work,
 )
 def nc_matmul(
-    dst: Target,
-    stationary: Array,
-    moving: Array,
-    is_stationary_onezero: bool = False,
-    is_moving_onezero: bool = False,
-    is_transpose: bool = False,
-    accumulate: bool | None = None,
-    tile_position: tuple[int, ...] = (),
-    tile_size: tuple[int, ...] = (),
-    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
-    name: str | None = None,
-) -> Array:
+    dst: Target, stationary: Array, moving: Array, is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False, is_transpose: bool = False, accumulate: bool | None = None,
+    tile_position: tuple[int, ...] = (), tile_size: tuple[int, ...] = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none, name: str | None = None,
+) -> Array:  # fmt: skip
     """Multiply stationary.T @ moving, each element rounded to fp32 once; with is_transpose, move bits."""
     if is_transpose:
         return stationary.T
@@ -290,6 +292,8 @@ def _transpose_bank(call: Call) -> None:
 
 
 def _transpose_write(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
+    if call.engine == "tensor":
+        _chain(call, tensor)
     access.mark(call.core, tensor, matmul=call.engine == "tensor")
     if result is None:
         return

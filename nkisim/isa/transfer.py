@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -43,6 +44,7 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
+    doubts.of_copies(call)
     if args.get("priority") is not None:
         raise NeedsNewerCore(f"{card.op} with priority")
     enums = tuple((n, kind) for n, kind in _ENUMS if n in args)
@@ -102,6 +104,7 @@ def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Arra
         return access.read(call.core, tensor, who), None
     if dynamic.vector:
         rows = gather.resolve(call.core, tensor, who, skip)
+        doubts.of_skipped(call, rows.valid)
         return gather.read(call.core, rows, who), None if rows.valid.all() else rows.valid
     settled = access.settle(call.core, tensor, who)
     if settled is None:
@@ -130,8 +133,9 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
     if dynamic is not None and dynamic.vector:
         rows = gather.resolve(core, tensor, who, skip)
         doubts.of_rows(call, rows.index[rows.valid])
+        doubts.of_skipped(call, rows.valid)
         if where is not None:
-            rows = gather.only(rows, _whole_rows(call, where, len(rows.index)))
+            rows = replace(rows, valid=rows.valid & _whole_rows(call, where, len(rows.index)))
         gather.write(core, rows, values, who)
         return
     if dynamic is not None:

@@ -89,6 +89,7 @@ def _unary(token: Token, x: Any, dtype: Any) -> NkiTensor:
     dst = ndarray(x.shape, dtype or x.dtype)
     if op.name == "copy":
         isa.tensor_copy(dst=dst, src=x)
+        dst._storage.copied = x._storage, x._storage.writes
     elif op.name in {"invert", "rsqrt"}:
         isa.tensor_scalar(dst=dst, data=x, op0=token, operand0=None)
     elif op.name == "reciprocal":

@@ -74,8 +74,10 @@ class Storage:
     precise: bool
     pitch: int = 0
     start: int = 0
-    # an instruction wrote to it
-    dirty: bool = False
+    # instructions that wrote to it
+    writes: int = 0
+    # the source of nl.copy, and its `writes` at that time
+    copied: tuple[Storage, int] | None = None
     # without numerics: values that were not computed were written to it
     unknown: bool = False
     # shortcut: once everything is written the mask need not be read again
@@ -86,8 +88,9 @@ class Storage:
     # storages at explicit addresses that share bytes with this one
     neighbours: Sequence[Storage] = ()
     shadow: Shadow | None = None
-    # psum only: 1 where the last writer of the byte was a matmul
+    # psum only: the number of the accumulation chain that wrote the byte last, 0 where no matmul did; the last chain's
     matmul: Bytes | None = None
+    chain: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ import pytest
 
 from nkisim import launch
 from nkisim.event import Event
-from nkisim.policy import STRICT
+from nkisim.policy import Policy
 from nkisim.timeline.habits import Habits
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
@@ -75,7 +75,7 @@ def summed(left: Any, right: Any) -> Any:
 def recorded(kernel: Any, *shapes: tuple[int, int]) -> list[Event]:
     dtype = np.float32 if kernel is summed else ml_dtypes.bfloat16
     arrays = tuple(np.ones(shape, dtype) for shape in shapes)
-    return launch.run(kernel, arrays, policy=replace(STRICT, recording=True)).recording.events
+    return launch.run(kernel, arrays, policy=Policy(recording=True)).recording.events
 
 
 @pytest.mark.parametrize(

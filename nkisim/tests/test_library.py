@@ -55,14 +55,14 @@ def written(folder: Path, *arguments: dict[str, Any]) -> tuple[Path, Path]:
 def test_a_checkout_is_run_and_what_is_refused_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkout, file = written(tmp_path, {"kind": "@Kind.PLAIN"}, {"kind": "@Kind.PLAIN", "bad": True}, {})
     good, bad, absent = recordings(checkout, rows(file))
-    assert good.policy == "strict"
+    assert good.policy == "default"
     assert good.events is not None
     assert {e.engine for e in good.events} == {"dma"}
     assert "not this one" in bad.refused
     assert "absent" in absent.refused
     command.main(["--library", str(checkout), "--rows", str(file)])
     said = capsys.readouterr().out
-    assert "1 of 3 rows run: 1 strict" in said
+    assert "1 of 3 rows run: 1 by the default policy" in said
     assert all(f"* `copied[{i}]`: " in said for i in (1, 2))
 
 

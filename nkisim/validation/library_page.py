@@ -22,11 +22,11 @@ SMALL_US = 40.0
 
 def library_page(outcomes: Sequence[Outcome], refused: Sequence[Recorded], recorded: Sequence[Recorded]) -> str:
     """The whole page as Markdown."""
-    strict = sum(r.policy == "strict" and r.events is not None for r in recorded)
+    ordinary = sum(r.policy == "default" and r.events is not None for r in recorded)
     ran = f"{len(outcomes)} of {len(recorded)} rows run"
     parts = [
         HEAD,
-        f"{ran}: {strict} strict, {len(outcomes) - strict} by the vendor's policy.\n",
+        f"{ran}: {ordinary} by the default policy, {len(outcomes) - ordinary} by the vendor's.\n",
         families(outcomes),
         every_row(outcomes),
     ]

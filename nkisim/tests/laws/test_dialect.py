@@ -96,6 +96,10 @@ BODIES: dict[str, tuple[str, str]] = {
         "def f(i): print(a[i // 128])\nnl.fori_loop(0, n, f)",
         "def f(i): print(a.ap([[1, 1]], scalar_offset=i))\nnl.fori_loop(0, n, f)",
     ),
+    "open-chains": (
+        "for t in range(n):\n    for j in range(4): nisa.nc_matmul(a[:, j], a, a, accumulate=t > 0)",
+        "for j in range(4):\n    for t in range(n): nisa.nc_matmul(a[:, j], a, a, accumulate=t > 0)",
+    ),
     "loop-in-no-reorder": (
         "def f(i): print(n)\nwith nl.no_reorder(): nl.fori_loop(0, n, f)",
         "def f(i): print(n)\nwith nl.no_reorder(): f(1)\nnl.fori_loop(0, n, f)",

@@ -261,7 +261,7 @@ def test_every_door_takes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.KernelInsideKernel):
         nkisim.run(outer, (TILE,), policy="strict")
     monkeypatch.setenv("NKISIM_POLICY", "lax")
-    with pytest.raises(errors.BadLaunch, match="'lax'; it can be strict, vendor"):
+    with pytest.raises(errors.BadLaunch, match="'lax'; it can be default, strict, vendor"):
         kernel(TILE)
 
 

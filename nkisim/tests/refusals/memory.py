@@ -7,7 +7,7 @@ from typing import Any
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.errors import *
-from nkisim.tests.harness import out, psum, tile
+from nkisim.tests.harness import hbm, out, psum, tile, words
 from nkisim.tests.registry import case, rules
 
 ENGINE, SBUF_BYTES = nisa.engine, 224 * 1024
@@ -52,6 +52,14 @@ def unwritten_output(bad: bool) -> Any:
     result = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=result[0:64] if bad else result, src=tile(64 if bad else 128))
     return result
+
+
+@case(UnwrittenRead)
+def skipped_row(bad: bool) -> Any:
+    held = nl.ndarray((2, 8), nl.float32) if bad else tile(2)
+    source = hbm(4).ap([[8, 2], [1, 8]], vector_offset=words(1, 9))
+    nisa.dma_copy(dst=held, src=source, oob_mode=nisa.oob_mode.skip)
+    return out(held)
 
 
 @case(UnwrittenRead)

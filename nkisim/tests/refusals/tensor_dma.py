@@ -38,6 +38,21 @@ def halves(size: int, dense: bool) -> Any:
     return bank(size, size, FP8) if dense else bank(size, 2 * size, FP8)[:, ::2]
 
 
+def two_chains(together: bool, width: int = 8) -> Any:
+    """Two chains of two products each in one PSUM tensor."""
+    held, x = bank(), tile(columns=width, dtype="bfloat16")
+    for step in ((0, False), (1, False), (0, True), (1, True)) if together else ((0, None), (0, None), (1, False)):
+        mm(held[:, step[0] * width : step[0] * width + width], b=x, accumulate=step[1])
+
+
+def over_a_chain(together: bool) -> Any:
+    """A transpose between the products of a chain, in its tensor or in its own."""
+    held, x = bank(dtype="float32"), tile(32, 32)
+    mm(held[:, 0:8], b=tile(columns=8, dtype="bfloat16"), accumulate=False)
+    nisa.nc_transpose((held if together else bank())[0:32, 32:64], x, engine=ENGINE.tensor)
+    mm(held[:, 0:8], b=tile(columns=8, dtype="bfloat16"), accumulate=True)
+
+
 HALF = bank
 rules(
     "nc_matmul",
@@ -63,6 +78,8 @@ rules(
     (WrongDtype, lambda b: mm(bank(dtype="bfloat16"), b=eye("float16" if b else "bfloat16"), is_transpose=True)),
     (WrongArgument, lambda b: mm(bank(dtype="bfloat16"), b=None if b else eye(), is_transpose=True)),
     (AccumulateMisuse, lambda b: mm(psum(columns=128), accumulate=None if b else False)),
+    (ReportedFault, two_chains),
+    (ReportedFault, over_a_chain),
 )
 
 
@@ -122,6 +139,8 @@ rules(
     (WrongArgument, lambda b: copy(oob_mode=OOB.skip if b else OOB.error)),
     (WrongDtype, lambda b: copy(tile(2), rows(hbm(4), 1, 3, dtype="int16" if b else "int32"))),
     (ShapeMismatch, lambda b: copy(one_row() if b else rows(hbm(4), 0, 2), rows(hbm(4), 1, 9), oob_mode=OOB.skip)),
+    (ReportedFault, lambda b: copy(tile(2), rows(hbm(4), 1, 9 if b else 3), oob_mode=OOB.skip)),
+    (ReportedFault, lambda b: copy(rows(hbm(4), 1, 9 if b else 3), tile(2), oob_mode=OOB.skip)),
 )
 
 
@@ -135,6 +154,13 @@ def picked(
 ) -> Any:
     source = hbm(20, columns, dtype)
     return source.ap([[columns, count], [1, columns]], vector_offset=tile(*index, value=1))
+
+
+def rows_of_20(last: int) -> Any:
+    """Return 16 of 20 rows, the last of them by its index."""
+    index = tile(16, 1, "uint32", 1)
+    nisa.dma_copy(dst=index[15:16], src=tile(1, 1, "uint32", last))
+    return hbm(20, 32, "bfloat16").ap([[32, 16], [1, 32]], vector_offset=index)
 
 
 def by_hardware(size: int) -> Any:
@@ -163,6 +189,7 @@ rules(
     (ShapeMismatch, lambda b: turned(tile(32, 15 if b else 16, "bfloat16"), picked(15 if b else 16))),
     (ShapeMismatch, lambda b: turned(src=picked(index=(17 if b else 32, 1, "uint32")))),
     (WrongDtype, lambda b: turned(src=picked(index=(16, 1, "int32" if b else "uint32")))),
+    (ReportedFault, lambda b: turned(src=rows_of_20(20 if b else 19), oob_mode=OOB.skip)),
 )
 
 

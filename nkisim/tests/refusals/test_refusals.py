@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import warnings
 from pathlib import Path
 from types import TracebackType
 
@@ -39,8 +40,9 @@ def name_of(row: Refusal) -> str:
     return f"{REFUSALS.index(row)}-{row.op}-{row.law.__name__}"
 
 
-def broken(row: Refusal, bad: bool) -> None:
-    """Run a row with its mistake or without."""
+def broken(row: Refusal, bad: bool, reported: str = "") -> None:
+    """Run a row with its mistake or without; what is only reported to fail is refused by the policy strict."""
+    reported = reported or ("raise" if row.law is errors.ReportedFault else "warn")
     cores = {"two cores": 2, "ranks": RANKS}.get(row.op, 1)
 
     def kernel() -> object:
@@ -57,7 +59,7 @@ def broken(row: Refusal, bad: bool) -> None:
     elif cores == RANKS:
         simulate_ranks(kernel, 2, nkisim.Policy(nki=row.nki))([(), ()])
     else:
-        run(kernel, lnc=cores, nki=row.nki)
+        run(kernel, lnc=cores, nki=row.nki, reported=reported)
 
 
 def site(path: str, line: int) -> Site:
@@ -86,6 +88,17 @@ def test_the_mistake_is_refused_by_name_and_its_twin_passes(row: Refusal) -> Non
         assert caught.value.op.startswith(row.op) or row.op in GROUPS
     if row.how == "kernel" and row.law not in (errors.SbufFull, errors.PsumFull, errors.BadOutput):
         assert caught.value.line is None or caught.value.line[0].endswith(".py")
+
+
+@pytest.mark.parametrize("row", [row for row in REFUSALS if row.law is errors.ReportedFault], ids=name_of)
+def test_a_report_warns_once_by_default(row: Refusal) -> None:
+    for bad in (False, True):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            broken(row, bad, "warn")
+        asked = [str(w.message) for w in said if w.category is errors.Reported]
+        assert len(asked) == bad
+        assert all("ask a device" in text for text in asked)
 
 
 def refusing_lines() -> set[Site]:

@@ -97,8 +97,27 @@ def running(first: object) -> object:
 
 
 rules("tensor_scalar_cumulative", (WrongArgument, lambda b: running(1.0 if b else None)))
-rules("activation", (WrongArgument, lambda b: summed(None if b else nl.add)))
-rules("tensor_copy", (StartPartition, lambda b: nisa.tensor_copy(f32()[0:32], f32()[16:48] if b else f32()[32:64])))
+
+
+def read_copy(late: bool) -> object:
+    """Overwrite the source of nl.copy, and read the copy afterwards or before."""
+    source, held = f32(), f32()
+    copied = nl.copy(source)
+    for write in (True, False) if late else (False, True):
+        nisa.memset(source, 0.0) if write else nisa.tensor_copy(held, copied)
+
+
+rules(
+    "activation",
+    (WrongArgument, lambda b: summed(None if b else nl.add)),
+    (ReportedFault, lambda b: nisa.activation(f32(), nl.copy, f32(), bias=1.0 if b else 0.0)),
+    (ReportedFault, lambda b: nisa.activation(f32(), nl.copy if b else nl.exp, f32(), bias=f32()[:, 0:1])),
+)
+rules(
+    "tensor_copy",
+    (StartPartition, lambda b: nisa.tensor_copy(f32()[0:32], f32()[16:48] if b else f32()[32:64])),
+    (ReportedFault, read_copy),
+)
 rules(
     "memset",
     (WrongArgument, lambda b: nisa.memset(f32(), value="1" if b else 1)),
