@@ -1,6 +1,6 @@
 """Products without an order and reductions in one order: the same bits on every processor, at every shape.
 
-docs/simulator.md, "Sums and functions", has the argument.
+nkisim/docs/simulator.md, "Sums and functions", has the argument.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ ORDERS = ("lesser", "program", "reordered")
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """One compiler's habits; docs/simulator_time.md lists what else is assumed of it, and where each has its name.
+    """One compiler's habits; nkisim/docs/simulator_time.md lists what else is assumed of it.
 
     Attributes:
         order: "program" keeps each engine's instructions as written, which fits versions of a kernel that the compiler

@@ -19,8 +19,8 @@ from nkisim.validation.third_batch import COMPLETING, WITH_GELU
 TITLE = "## Every constant"
 HEAD = f"""{TITLE}
 
-Written by `python -m nkisim.validation.provenance --out docs/simulator_time.md` from `nkisim/timeline/trn2.py`. Times
-and counts are in the stated unit; the range is the band's, from the fast end to the slow end.
+Written by `python -m nkisim.validation.provenance --out nkisim/docs/simulator_time.md` from `nkisim/timeline/trn2.py`.
+Times and counts are in the stated unit; the range is the band's, from the fast end to the slow end.
 
 * documented: stated in the manual (paths are relative to aws-neuron-sdk);
 * profile: read off an official profiler screenshot in the manual;
@@ -67,7 +67,7 @@ def _range(c: Constant) -> str:
 def divided() -> str:
     """Which measured rows constants were fitted to, which were only seen, and which nobody here has seen."""
     given = sum(row.id not in REFUSED for row in library_rows())
-    pages = "[results.md](../nkisim/validation/results.md), [library.md](../nkisim/validation/library.md)"
+    pages = "[results.md](../validation/results.md), [library.md](../validation/library.md)"
     seen = f"{len(OPERATORS)} of operators, {len(LATER)} later, {len(COMPLETING) + len(WITH_GELU)} completing ones"
     lines = [
         "### Rows\n",
