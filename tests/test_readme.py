@@ -1,13 +1,18 @@
-"""README and pages: links lead somewhere, named commands and files exist, and what commands write is ignored by git."""
+"""README and pages: links, named commands and files exist, examples run, what commands write is ignored by git."""
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from compile.spec import parse
+from model.config import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = ("README.md", "nkisim/README.md", "nki_kernels/README.md", "deploy/README.md", "demo/README.md")
@@ -18,6 +23,8 @@ _DURATION = re.compile(r"#.*\b(?:seconds?|minutes?|hours)\b")
 _WRITTEN = re.compile(r"--(?:out|recording) (\S+)")
 _FOLDERS = r"(?:trnspec|nki_kernels|nkisim|model|compile|bench|deploy|serve|demo|docs|tests)"
 _FILE = re.compile(rf"`({_FOLDERS}/[\w./-]*(?:/|\.(?:py|md|json|svg|ya?ml|sh|txt)))`")
+_EXAMPLE = re.compile(r"^```python\n(>>> .*?)^```", re.S | re.M)
+_BUILD = re.compile(r"python3? -m compile\.build (--[^\n#]+)")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.S | re.M)
 
 
@@ -60,6 +67,23 @@ def test_the_check_finds_what_is_missing() -> None:
     assert wrong_links("README.md", links) == ["docs/none.md", "docs/decisions.md#none"]
     names = "`make none` `make test` python -m bench.none `model/none.py` `trnspec/llm.py`"
     assert wrong_names(names) == ["bench.none", "model/none.py", "none"]
+
+
+@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if _EXAMPLE.search(text)])
+def test_examples_print_what_the_page_shows(page: str) -> None:
+    """Examples with `>>>`; those of a page share their names."""
+    text = "\n".join(_EXAMPLE.findall(TEXTS[page]))
+    example = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_builds_of_pages_have_valid_options() -> None:
+    """Every `compile.build` command is parsed, and checked as a build checks it if its models are here."""
+    specs = [parse(shlex.split(line)) for text in TEXTS.values() for line in _BUILD.findall(text)]
+    assert len(specs) > 5
+    for spec in specs:
+        if spec.target in PRESETS or Path(spec.target).is_dir():
+            spec.check()
 
 
 def _commands() -> list[str]:
