@@ -40,7 +40,7 @@ class Options:
     speculation: bool = True
     k: Annotated[int, Range(0, MAX_K)] | None = None
     acceptance: Literal["none", "summary", "detailed"] = "none"
-    platform: Literal["cpu", "neuron", "pjrt"] = "cpu"
+    platform: Literal["auto", "cpu", "neuron", "pjrt"] = "auto"
 
 
 def served_bundle() -> Bundle:

@@ -90,9 +90,10 @@ def test_every_graph_gets_a_neff_also_where_nxd_is(
         log = (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
         assert "--target=trn2 --model-type transformer --auto-cast none -O2 --lnc 2" in log
     before, after = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1", f"vllm serve {out} --port 8000"
-    trn = f'{before} NEURON_LOGICAL_NC_CONFIG=2 {after} --additional-config \'{{"platform": "%s"}}\''
-    assert _lines(capsys, out) == [trn % "neuron", trn % "pjrt", f"{before} {after}"]
-    assert _lines(capsys, out, "--platform", "cpu") == [f"{before} {after}"]
+    config = '--additional-config \'{"platform": "%s"}\''
+    trn, cpu = f"{before} NEURON_LOGICAL_NC_CONFIG=2 {after} {config}", f"{before} {after} {config}" % "cpu"
+    assert _lines(capsys, out) == [trn % "neuron", trn % "pjrt", cpu]
+    assert _lines(capsys, out, "--platform", "cpu") == [cpu]
     # of a folder of another machine
     assert command_of("/bundle/x", "neuron", 80)[2:6] == ["/bundle/x", "--port", "80", "--additional-config"]
 
@@ -105,7 +106,7 @@ def test_platforms_that_cannot_serve(base: Path, tmp_path: Path, capsys: pytest.
     neuron, pjrt, cpu = _lines(capsys, nki)
     assert neuron.startswith("# neuron: no, its graphs call NKI kernels that were compiled for no device (kernels: non")
     assert pjrt == "# pjrt: no, PJRT runs no NKI kernels; build it with --kernels reference"
-    assert cpu == f"VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1 vllm serve {nki} --port 8000"
+    assert f" vllm serve {nki} --port 8000 " in cpu
     bare = untraced(spec(base, "bare", target=str(write_model(tmp_path / "bare", 1, weights=False)), k=0, batch=1))
     for out, chosen, why in (
         (nki, ["--platform", "neuron"], f"{nki} cannot be served on neuron: its graphs call NKI kernels"),
