@@ -63,9 +63,12 @@ def _changed(folder: Path, before: dict[str, tuple[int, int]]) -> set[str]:
     return {name for name, found in _there(folder).items() if before.get(name) != found}
 
 
-def test_a_second_build_changes_nothing_and_makes_only_what_is_lost(fresh: Path) -> None:
+def test_a_second_build_makes_only_what_is_lost(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda fd: forced.append(os.fstat(fd).st_ino))
     first = _built(fresh, tp=2, k=2)
     before = _there(first.path)
+    assert sorted(forced) == sorted(inode for name, (inode, _) in before.items() if name != f"{BUILD}/records")
     again = _built(fresh, tp=2, k=2)
     assert (first.reused, again.made, again.reused) == (0, 0, first.made)
     made_anew = {MANIFEST, f"{BUILD}/records"}
@@ -217,7 +220,6 @@ def test_places_that_no_bundle_can_have_are_sentences(fresh: Path, monkeypatch: 
         with pytest.raises((UserError, OSError), match=rf"{said}|symbolic links"):
             _built(fresh, out, k=1)
     assert notes.read_text(encoding="utf-8") == (fresh / "strange/letter.txt").read_text(encoding="utf-8") == "mine"
-    # the weights of both ranks
     needed = (64 << 20) + 2 * make_plan(spec(fresh, **SMALL, tp=2).bundle).weight_bytes
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
     refused(lambda: _built(fresh, "new", tp=2), f"{needed / 1e6:.2f} MB are needed", "0.00 MB too little")

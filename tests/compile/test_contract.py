@@ -48,7 +48,6 @@ def test_every_graph_is_what_the_plan_says(base: Path, case: dict[str, Any], par
         parameters = _parameters(module)
         assert [i.name for i in parameters] == [hlo.io_names(i)[0] for i in parameters] == names
         assert hlo.io_names(_root(module)) == [*(t.name for t in graph.outputs), *state]
-        # the compiler separates inputs and outputs
         ends = [*(i.id for i in parameters), *_root(module).operand_ids]
         assert len(set(ends)) == len(ends)
         assert [names[at] for _, at in sorted(signature(module).aliases.items())] == names[len(inputs) :]

