@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from compile.bundle import cutting
-from compile.bundle.cutting import Cutter
+from compile.bundle.cutting import Cutter, _Shard
 from model.config import config_from_dict, load_config
 from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP
 from model.weights import Packing, shard_file
@@ -140,8 +139,8 @@ def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
 
 def test_a_rank_s_file_has_its_weights(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks share two kv heads; the digests are those of the files, however long a write takes."""
-    write = cutting._Shard.write
-    monkeypatch.setattr(cutting._Shard, "write", lambda to, part: (time.sleep(len(part) % 7 / 1e3), write(to, part)))
+    write = _Shard.write
+    monkeypatch.setattr(_Shard, "write", lambda s, c: (sleep("tp0_" in s.file.name and len(c) % 7 / 1e3), write(s, c)))
     of_pair = spec(fresh, tp=4)
     (fresh / "weights").mkdir()
     cutter = Cutter(make_plan(of_pair.bundle), of_pair.checkpoints)

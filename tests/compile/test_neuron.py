@@ -199,8 +199,8 @@ def test_neffs_are_added_to_a_bundle_that_was_built_elsewhere(base: Path, compil
     with mock.patch.object(sdk, "default_jobs", side_effect=AssertionError):
         add([str(out), "--jobs", "1"])
     bundle = read_bundle(out)
-    manifest = bundle.manifest
-    assert (manifest.compiler.neff, manifest.commit, len(_files(out))) == ("neff", "there", len(bundle.graphs))
+    assert (bundle.manifest.compiler.neff, bundle.manifest.commit) == ("neff", "there")
+    assert len(_files(out)) == len(bundle.graphs)
     assert damage(bundle) == []
     # a compiler that takes a graph from its cache writes no log
     for log in (*out.rglob("step_k1_bk128.txt"), *out.rglob("log-neuron-cc.txt")):

@@ -51,7 +51,6 @@ def running() -> Iterator[FaultyS3]:
 def server(running: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     """A server without faults, and boto3's environment set to it."""
     running.faults, running.seen = [], []
-    # a page of a list has one key
     here = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{running.port}", "MOTO_S3_DEFAULT_MAX_KEYS": "1"}
     for name, value in (ENVIRONMENT | here).items():
         monkeypatch.setenv(name, value)
@@ -235,7 +234,6 @@ def test_a_wrong_object_is_named_and_mended(bundle: Path, store_of: str, tmp_pat
         assert found.startswith(SHARD)
         with pytest.raises(SystemExit):
             store(["verify", store_of])
-    # of a killed push
     stored.write_bytes(content[:9])
     push(bundle, store_of)
     assert verify(store_of) == []
