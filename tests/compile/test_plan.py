@@ -85,16 +85,17 @@ def test_the_graphs_of_a_bundle(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
-@pytest.mark.parametrize(("length", "most"), [(1024, 10), (4096, 16), (32768, 24)])
-def test_how_many_graphs_a_bundle_has(length: int, most: int, kernels: str) -> None:
+@pytest.mark.parametrize(("buckets", "most"), [((1024,), 10), ((1024, 4096), 16), ((2048, 8192, 32768), 24)])
+def test_how_many_graphs_a_bundle_has(buckets: tuple[int, ...], most: int, kernels: str) -> None:
     """As many with kernels as without; greedy has a prompt, a step of k and one of 0."""
     every, greedy = (
-        make_plan(BuildSpec(k="7", max_len=length, kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
+        make_plan(BuildSpec(k="7", max_len=buckets[-1], kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
         for graphs in ("all", "greedy")
     )
     assert len(every) <= most
+    assert {g.key.bucket for g in every if g.key.stage is Stage.STEP} == {*buckets}
     assert [g.key.name for g in greedy] == [
-        f"{name}_bk{length}" for name in ("prefill_k7_r512", "step_k7_unfiltered", "step_k0_unfiltered")
+        f"{name}_bk{buckets[-1]}" for name in ("prefill_k7_r512", "step_k7_unfiltered", "step_k0_unfiltered")
     ]
 
 

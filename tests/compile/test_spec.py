@@ -19,7 +19,7 @@ from tests.compile.tiny import refused, spec, write_model
 from tests.model.heads import write_head
 from trnspec.bundle.spec import spec_from_json
 
-ALLOWED = ["", '--recipe {"chunks":[128,1024],"blocks":9}', *(
+ALLOWED = ["", "--max-len 40960 --batch 1", '--recipe {"chunks":[128,1024],"blocks":9}', *(
     f"--target Qwen/Qwen3-{sizes} --draft Qwen/Qwen3-0.6B --kernels nki"
     for sizes in ("8B --tp 1", "8B --tp 2 --dtype fp32", "32B --tp 4")
 )]  # fmt: skip
