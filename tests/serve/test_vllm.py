@@ -56,7 +56,7 @@ def _runner() -> Machine:
 @pytest.fixture
 def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A bundle with the graphs of CONFIG, served by this process."""
-    sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "pool": CONFIG.pool}
+    sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "usable": CONFIG.pool}
     spec = SimpleNamespace(**sizes, drafter="chain", target="t", dtype="fp32", tp=1, prompts=CONFIG.prompts)
     manifest = SimpleNamespace(has_weights=True, digest="0")
     made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
