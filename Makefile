@@ -142,7 +142,7 @@ device-serve-environment: $(DEVICE_SERVE)/.installed
 
 # servers of the demo pair, of its target and of stock vLLM under load by `vllm bench serve`, after the gate of token identity
 serve-report: $(SERVE)/.clients
-	$(SERVE_RUN) -m bench.serving --demo --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
+	$(SERVE_RUN) -m bench.serving --demo --requests 24 --vllm $(SERVE)/bin/vllm --out bench/results/serving.json
 
 clean:
 	rm -rf $(BUNDLES) $(VENV) $(SERVE) $(DEVICE_SERVE) $(SDK)

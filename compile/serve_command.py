@@ -21,8 +21,8 @@ _VARIABLES = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1"
 
 def serve_command(bundle: str | Path, platform: str, port: int = 8000) -> list[str]:
     """The server's process for a bundle's folder."""
-    options = [] if platform == "cpu" else ["--additional-config", json.dumps({"platform": platform})]
-    return ["vllm", "serve", str(bundle), "--port", str(port), *options]
+    options = json.dumps({"platform": platform})
+    return ["vllm", "serve", str(bundle), "--port", str(port), "--additional-config", options]
 
 
 def refusals(bundle: Bundle) -> dict[str, str]:

@@ -16,16 +16,15 @@ LOWEST = torch.finfo(torch.float32).min
 
 
 def append(ops: Ops, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata) -> Cache:
-    """The cache with the rows' keys and values in their blocks; rows without a block are zeros in block 0."""
+    """The cache with the rows' keys and values in their blocks; rows without a block in the last, a spare one."""
     table_BL, tiles_BN = meta.block_table_BL, meta.positions_BN // KEY_TILE
     blocks = table_BL.shape[1]
     inside_BN = (tiles_BN >= 0) & (tiles_BN < blocks)
     blocks_BN = table_BL[iota(len(table_BL), table_BL)[:, None], tiles_BN.clamp(0, blocks - 1)]
-    blocks_BN = torch.where(inside_BN, blocks_BN, 0)
-    written_B1N1 = (blocks_BN > 0)[:, None, :, None]
+    blocks_BN = torch.where(inside_BN & (blocks_BN > 0), blocks_BN, len(cache.k) - 1)
     return Cache(
         *(
-            ops.append(pool, torch.where(written_B1N1, new, 0.0), blocks_BN, meta.positions_BN % KEY_TILE)
+            ops.append(pool, new, blocks_BN, meta.positions_BN % KEY_TILE)
             for pool, new in ((cache.k, k_BGND), (cache.v, v_BGND))
         )
     )

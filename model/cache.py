@@ -12,7 +12,11 @@ KEY_TILE = 128
 
 
 class Cache(NamedTuple):
-    """Keys and values of one layer on one rank: pools of blocks, each (P, G, 128, D). Block 0 holds zeros."""
+    """Keys and values of one layer on one rank: pools of blocks, each (P, G, 128, D).
+
+    Block 0 holds zeros. The last `SPARE_PAGES` take rows without a block; no block table names them, and nobody reads
+    them: operations of a graph write to the last one, a kernel on two cores to both.
+    """
 
     k: Tensor
     v: Tensor
@@ -23,7 +27,7 @@ class AttentionMetadata(NamedTuple):
 
     Row n of sequence b is written at absolute position `positions_BN[b, n]` and attends that sequence's positions up to
     its own. Entry t of `block_table_BL[b]` is the block of positions 128 t to 128 t + 127; 0 is none, and rows without
-    a block are dropped. With `attend_to_B1` all rows of a sequence attend the positions up to that one (DFlash).
+    a block go to a spare one. With `attend_to_B1` all rows of a sequence attend the positions up to that one (DFlash).
     """
 
     positions_BN: Tensor

@@ -19,7 +19,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__)
     add = parser.add_argument
     add("--bundle", type=Path, required=True, help="folder of the bundle")
-    add("--platform", default="cpu", help="cpu (default), neuron or pjrt")
+    add("--platform", default="auto", help="cpu, neuron, pjrt, or auto (default): neuron where devices are")
     add("--prompt", help="the prompt")
     add("--prompt-file", help="a UTF-8 file with the prompt")
     add("--max-new-tokens", type=int, default=128)

@@ -5,7 +5,7 @@ import math
 import nki
 import numpy as np
 
-from nki_kernels.limits import CHUNK, ROWS, attention_misfit
+from nki_kernels.limits import CHUNK, ROWS, SPARE_PAGES, attention_misfit
 from nki_kernels.tiles import BANK, P
 
 FP32, INT32, FLOATS = ("float32",), ("int32",), ("float32", "bfloat16")
@@ -81,10 +81,11 @@ def check_paged(k_pages, v_pages, block_table, dim, rows, unit=CHUNK):
         f"block_table is {table.dtype} {table.shape}, int32 ({batch}, S / {P}) with S a multiple of {unit} is needed: "
         "fill it with page 0",
     )
-    low, high = table.min(), table.max()
+    low, high, last = table.min(), table.max(), pages - 1 - SPARE_PAGES
     refuse(
-        low < 0 or high >= pages,
-        f"block_table names pages {low} to {high}, 0 to {pages - 1} exist: fill unused entries with page 0",
+        low < 0 or high > last,
+        f"block_table names pages {low} to {high}, 0 to {last} hold sequences and the last {SPARE_PAGES} of a pool are "
+        "spare ones: fill unused entries with page 0",
     )
     misfit = attention_misfit(batch, heads // kv_heads * count, table.shape[1] * P, pages * kv_heads * P)
     refuse(misfit != "", misfit)

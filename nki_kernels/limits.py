@@ -10,6 +10,8 @@ CANDIDATES = 32
 CHUNK = 1024
 # entries of a launch's block table, B * S / 128, of which SBUF holds the page indices
 TABLE_ENTRIES = 16384
+# last pages of a pool, one for each core of a launch: rows without a page go there, and no block table names them
+SPARE_PAGES = 2
 # rows of a pool, pages * G * 128: indices are computed in fp32, which is exact below
 POOL_ROWS = 1 << 24
 # the logit of an id that must not be drawn: finite, for sums multiply it by 0

@@ -40,7 +40,7 @@ class Options:
     speculation: bool = True
     k: Annotated[int, Range(0, MAX_K)] | None = None
     acceptance: Literal["none", "summary", "detailed"] = "none"
-    platform: Literal["cpu", "neuron", "pjrt"] = "cpu"
+    platform: Literal["auto", "cpu", "neuron", "pjrt"] = "auto"
 
 
 def served_bundle() -> Bundle:
@@ -148,9 +148,9 @@ class BundlePlatform(Platform):
             scheduler.max_num_batched_tokens += spec.batch * spec.rows
         scheduler.scheduler_cls = _SCHEDULER
         scheduler.async_scheduling = False
-        # block 0 is the null block, in vLLM and in the graphs
+        # block 0 is the null block, in vLLM and in the graphs; vLLM never learns of the spare ones
         cache.block_size = KEY_TILE
-        cache.num_gpu_blocks_override = cache.num_gpu_blocks_override or spec.pool
+        cache.num_gpu_blocks_override = cache.num_gpu_blocks_override or spec.usable
         if spec.k and chosen.speculation and vllm_config.speculative_config is None:
             vllm_config.speculative_config = SpeculativeConfig(
                 method=_SPECULATIVE_METHOD,
@@ -192,7 +192,7 @@ def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
     copies, ranks, length = parallel.data_parallel_size, parallel.world_size, config.model_config.max_model_len
     requests, chunked = config.scheduler_config.max_num_seqs, config.scheduler_config.enable_chunked_prefill
     blocks, fewest = config.cache_config.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
-    enough = blocks is None or fewest <= blocks <= spec.pool
+    enough = blocks is None or fewest <= blocks <= spec.usable
     # vLLM calls this again in its engine's process, with the speculative-config that the first call has set
     method = speculative and speculative.method
     for option, value, followed, supported in (
@@ -202,7 +202,7 @@ def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
         ("max-model-len", length, length == spec.max_len, f"the bundle's is {spec.max_len}, leave it out"),
         ("max-num-seqs", requests, requests <= spec.batch, f"the bundle has {spec.batch} slots, lower it"),
         ("enable-chunked-prefill", chunked, chunked, "a bundle needs it, leave it out"),
-        ("num-gpu-blocks-override", blocks, enough, f"this bundle takes {fewest} to {spec.pool}"),
+        ("num-gpu-blocks-override", blocks, enough, f"this bundle takes {fewest} to {spec.usable}"),
     ):
         if not followed:
             raise UserError(f"{option} is {value}; {supported}")

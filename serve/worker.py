@@ -30,7 +30,7 @@ from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Event
 from trnspec.engine.request import Score
 from trnspec.engine.warmup import prepare_graphs
-from trnspec.runtime.runner import load_runner
+from trnspec.runtime.runner import load_runner, platform_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
@@ -52,7 +52,8 @@ class BundleWorker(WorkerBase):
         self.options = options(self.vllm_config, bundle)
         speculative = self.options.speculation and bundle.spec.k > 0
         self.config = engine_config(bundle)
-        self.runner = load_runner(bundle, self.options.platform)
+        self.platform = platform_of(bundle, self.options.platform)
+        self.runner = load_runner(bundle, self.platform)
         self.metrics = Metrics(bundle.spec.drafter if speculative else "none")
         step_k = AdaptiveK((0, *self.config.ks) if self.options.k is None else [self.options.k])
         self.engine = AsyncEngine(self.runner, self.config, speculative, step_k, owns_blocks=False)
@@ -95,7 +96,7 @@ class BundleWorker(WorkerBase):
         return (
             f"trnspec serves {self.bundle.path}, every digest verified\n"
             f"  target {spec.target}; drafts {drafts}; {spec.batch} slots of {spec.max_len} tokens, {blocks} blocks of "
-            f"{KEY_TILE}\n  {self.options.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
+            f"{KEY_TILE}\n  {self.platform}, {spec.dtype}, tp {spec.tp}; graphs ready in {seconds:.1f} s"
         )
 
     def get_supported_tasks(self) -> tuple[str, ...]:

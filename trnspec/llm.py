@@ -14,7 +14,7 @@ from trnspec.engine.engine import Engine, Event
 from trnspec.engine.request import MaskFn, Params, Request, Result, check
 from trnspec.engine.text import Detokenizer, encode, ids_of_words, load_tokenizer
 from trnspec.engine.warmup import graphs_of, prepare_graphs
-from trnspec.runtime.runner import load_runner
+from trnspec.runtime.runner import load_runner, platform_of
 
 # text, or token ids
 Prompt = str | Sequence[int]
@@ -51,17 +51,16 @@ class TextStream(Iterator[str]):
 
 
 class LLM:
-    """A bundle's models on a platform: cpu, neuron (NEFFs by nrtpy) or pjrt (JAX's plugin). Not thread-safe.
+    """A bundle's models on a platform: cpu, neuron (NEFFs by nrtpy), pjrt (JAX's plugin), or auto. Not thread-safe.
 
     Tokens are a function of prompt, `Params` and bundle only; prompts are served together, up to the bundle's batch.
     Every file is verified as it is read. As a context manager it frees its memory at the end. `load=False` leaves the
     weights to a later `load`. Raises UserError for a folder without a bundle that can run here.
     """
 
-    def __init__(self, bundle: str | Path, platform: str = "cpu", load: bool = True) -> None:
-        if platform not in ("cpu", "neuron", "pjrt"):
-            raise UserError(f"platform is {platform!r}; it must be cpu, neuron or pjrt")
-        self.bundle, self.platform = read_bundle(Path(bundle)), platform
+    def __init__(self, bundle: str | Path, platform: str = "auto", load: bool = True) -> None:
+        self.bundle = read_bundle(Path(bundle))
+        self.platform = platform_of(self.bundle, platform)
         self.tokenizer, self.config = load_tokenizer(self.bundle), engine_config(self.bundle)
         self._engine: Engine | None = None
         self._events: dict[int, deque[Event]] = {}

@@ -12,6 +12,7 @@ import numpy as np
 
 import nkisim
 from nki_kernels.attention.paged_kv import PAGE
+from nki_kernels.limits import SPARE_PAGES
 from nki_kernels.roofline import AttentionDims, Cost
 from nkisim.errors import AmbiguousManual
 from nkisim.event import Recording
@@ -57,4 +58,4 @@ def pool_of(d: AttentionDims) -> tuple[Any, Any]:
     """A pool (blocks, G, 128, D) of random numbers and a block table (B, S / 128) in random order."""
     per = d.slots // PAGE
     table = 1 + np.random.default_rng(0).permutation(d.batch * per).astype(np.int32).reshape(d.batch, per)
-    return normal((1 + d.batch * per, d.kv_heads, PAGE, d.dim), d.itemsize), table
+    return normal((1 + d.batch * per + SPARE_PAGES, d.kv_heads, PAGE, d.dim), d.itemsize), table

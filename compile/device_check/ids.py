@@ -40,7 +40,7 @@ def compare_ids(name: str, out: Path) -> dict[str, Any]:
     """The ids of a build's NEFFs against those of the reference's HLO, on one rank of the CPU."""
     plain = {"kernels": "reference", "tp": 1, "out": str(out / "cpu"), "recipe": Recipe(toolchain="cpu")}
     bundle, on_cpu = open_bundle(Path(demo(name, out).out)), open_bundle(build(demo(name, out, **plain)))
-    sent, cpu = requests(bundle.spec), Engine(load_runner(on_cpu), engine_config(on_cpu))
+    sent, cpu = requests(bundle.spec), Engine(load_runner(on_cpu, "cpu"), engine_config(on_cpu))
     with closing(load_runner(bundle, "neuron")) as graphs:
         found = Engine(graphs, engine_config(bundle)).run(sent)
 

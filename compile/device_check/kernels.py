@@ -24,6 +24,7 @@ from model.ops import EAGER, iota
 from model.parallel import VocabShard
 from model.qwen3 import Qwen3
 from model.sampling import SamplingParams, ShardArgmax
+from nki_kernels.limits import SPARE_PAGES
 
 # sums of a few hundred terms, relative to the largest number
 _SUMS = 64 * float(np.finfo(np.float32).eps)
@@ -51,8 +52,9 @@ def _normal(seed: int, *shape: int, size: float = 1.0) -> Tensor:
 
 
 def _caches(heads: int, dim: int, layers: int) -> list[Cache]:
-    """Pools of the null block and four others."""
-    pools = [torch.cat((torch.zeros(1, heads, KEY_TILE, dim), _normal(i, 4, heads, KEY_TILE, dim))) for i in range(6)]
+    """Pools of the null block, four others, and the spare ones."""
+    ends = [torch.zeros(count, heads, KEY_TILE, dim) for count in (1, SPARE_PAGES)]
+    pools = [torch.cat((ends[0], _normal(i, 4, heads, KEY_TILE, dim), ends[1])) for i in range(6)]
     return [Cache(*pools[2 * i : 2 * i + 2]) for i in range(layers)]
 
 
@@ -65,7 +67,7 @@ def _attention(ctx: Context, first: list[int], count: int) -> list[Tensor]:
     """Rows of 4 query and 2 kv heads of 64, from these positions on."""
     q, k, v = (_normal(i, len(first), heads, count, 64) for i, heads in enumerate((4, 2, 2), 10))
     out, cache = ctx.attention(q, k, v, _caches(2, 64, 1)[0], _rows(first, count))
-    return [out, *(pool[1:] for pool in cache)]
+    return [out, *(pool[1:-SPARE_PAGES] for pool in cache)]
 
 
 def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
@@ -76,7 +78,7 @@ def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
             weight.data = torch.ones(weight.shape) if "norm" in name else _normal(seed, *weight.shape, size=0.06)
     ids = (torch.arange(len(first) * count) % _CONFIG.vocab_size).int().reshape(len(first), count)
     x_BNE, caches, _ = ctx.fuse(model).hidden(ids, _caches(1, 128, 3), _rows(first, count))
-    return [x_BNE, *(pool[1:] for cache in caches for pool in cache)]
+    return [x_BNE, *(pool[1:-SPARE_PAGES] for cache in caches for pool in cache)]
 
 
 def _samples(ctx: Context) -> list[Tensor]:

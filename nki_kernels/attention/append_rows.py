@@ -1,6 +1,6 @@
 """Append a prompt's new keys and values to a paged KV cache.
 
-pool[block_table[p // 128], g, p % 128] = new[g, c],  p = positions[c];  rows without a page are dropped
+pool[block_table[p // 128], g, p % 128] = new[g, c],  p = positions[c];  rows without a page go to a spare one
 
 C rows, G kv heads, D head dim, S positions of the block table.
 Layouts: new keys and values (1, G, C, D), pools (pages, G, 128, D), positions (1, C) int32, block_table (1, S / 128)
@@ -12,7 +12,7 @@ Cost: the rows in and out (4 C G D elements). Launched by the graph of every pro
 import nki
 import nki.language as nl
 
-from nki_kernels.attention.paged_kv import PAGE, scatter, scatter_indices
+from nki_kernels.attention.paged_kv import PAGE, scatter, scatter_indices, spare_rows
 from nki_kernels.checks import INT32, check, check_floats, check_paged, check_rank, launcher
 from nki_kernels.tiles import P, core_slice, dma_static
 
@@ -27,9 +27,10 @@ def append(new, pools, places, rows, heads):
     each = P
     if candidates < P:
         each = P // candidates * candidates
+    kv_heads, spare_R1 = pools[0].shape[1], spare_rows(pools[0], each)
     for first in range(rows[0], rows[1], each):
         count = min(each, rows[1] - first)
-        index_R1 = scatter_indices(pools[0], places[0], places[1], first, count)
+        index_R1 = scatter_indices(spare_R1[0:count, :], kv_heads, places[0], places[1], first)
         for i in range(2):
             for head in range(heads[0], heads[1]):
                 rows_RD = nl.ndarray((count, dim), dtype=new[i].dtype)

@@ -36,7 +36,7 @@ def verify_attention(
 
 
 def append_rows(new: Array, pool: Array, positions: Array, block_table: Array) -> None:
-    """Write rows (1, G, C, D) to a pool (pages, G, 128, D), in place; rows without a page are dropped."""
+    """Write rows (1, G, C, D) to a pool (pages, G, 128, D), in place; rows without a page go to a spare one."""
     for c, p in enumerate(positions[0]):
         page = block_table[0, p // 128] if 0 <= p < 128 * block_table.shape[1] else 0
         if page:

@@ -1,7 +1,8 @@
 """A paged KV cache in HBM: page indices from the block table, gathers of keys and values, scatters of new rows.
 
 Keys and values are pools (pages, G, 128, D) each; entry t of a sequence's row of the block table (B, S / 128), int32,
-is the page of its positions 128 t to 128 t + 127. Page 0 is the null page: finite contents, never written.
+is the page of its positions 128 t to 128 t + 127. Page 0 is the null page: finite contents, never written. The last
+pages are spare: each core writes rows without a page to one of its own, and no table names them.
 Indices are computed in fp32, which is exact below 2**24; limits.attention_misfit refuses a larger pool.
 """
 
@@ -10,7 +11,7 @@ import math
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import P, absent, affine_iota, dma_static
+from nki_kernels.tiles import P, absent, affine_iota, dma_static, this_core
 
 # positions of a page: a key tile, with one key on each partition
 PAGE = P
@@ -94,12 +95,24 @@ def transpose_keys(dst_DW, rows_PRD):
     nisa.tensor_copy(dst=dst_DW, src=psum_DRP.permute((0, 2, 1)), engine=nisa.engine.scalar)
 
 
-def scatter_indices(pool, positions_BN, block_table_BL, first, rows):
-    """Rows `first` to `first + rows` of (B, N) in a flattened pool (pages * G * 128, D), for kv head 0: int32 (R, 1).
+def spare_rows(pool, rows):
+    """Where this core writes rows without a page in a flattened pool (pages * G * 128, D), for kv head 0: fp32 (R, 1).
 
-    A row without a page has an index beyond the pool: at a negative position, beyond the table, or in page 0.
+    A row of a scatter has its own place, so that no two rows of a scatter or of two cores go to one.
     """
-    width, kv_heads, end = block_table_BL.shape[1], pool.shape[1], pool.shape[0] * pool.shape[1] * PAGE
+    pages, kv_heads, _, _ = pool.shape
+    core, _ = this_core()
+    spare_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
+    nisa.iota(dst=spare_R1, pattern=[[0, 1]], offset=(pages - 1 - core) * kv_heads * PAGE, channel_multiplier=1)
+    return spare_R1
+
+
+def scatter_indices(spare_R1, kv_heads, positions_BN, block_table_BL, first):
+    """Rows `first` to `first + R` of (B, N) in a flattened pool (pages * G * 128, D), for kv head 0: int32 (R, 1).
+
+    A row without a page goes to its place of `spare_rows`: at a negative position, beyond the table, or in page 0.
+    """
+    width, rows = block_table_BL.shape[1], spare_R1.shape[0]
     position_R1, inside_R1 = nl.ndarray((rows, 1), dtype=nl.int32), nl.ndarray((rows, 1), dtype=nl.int32)
     dma_static(position_R1, positions_BN.ap([[1, rows], [1, 1]], offset=first))
     candidates = positions_BN.shape[1]
@@ -110,29 +123,30 @@ def scatter_indices(pool, positions_BN, block_table_BL, first, rows):
     tile_R1, offset_R1 = nl.ndarray((rows, 1), dtype=nl.int32), nl.ndarray((rows, 1), dtype=nl.int32)
     nisa.tensor_scalar(dst=tile_R1, data=inside_R1, op0=nl.right_shift, operand0=int(math.log2(PAGE)))
     nisa.tensor_scalar(dst=offset_R1, data=inside_R1, op0=nl.bitwise_and, operand0=PAGE - 1)
+    # from the spare place to the row's own: 0 times it is the spare place
+    way_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
+    nisa.tensor_tensor(dst=way_R1, data1=offset_R1, data2=spare_R1, op=nl.subtract)
     entry_R1, page_R1 = nl.ndarray((rows, 1), dtype=nl.int32), nl.ndarray((rows, 1), dtype=nl.int32)
     nisa.tensor_tensor(dst=entry_R1, data1=tile_R1, data2=entries_R1, op=nl.add)
     table = block_table_BL.reshape((block_table_BL.shape[0] * width, 1))
     nisa.dma_copy(dst=page_R1, src=table.ap([[1, rows], [1, 1]], vector_offset=entry_R1))
-    in_range_R1, row_R1 = nl.ndarray((rows, 1), dtype=nl.float32), nl.ndarray((rows, 1), dtype=nl.float32)
-    index_R1 = nl.ndarray((rows, 1), dtype=nl.int32)
+    in_range_R1, index_R1 = nl.ndarray((rows, 1), dtype=nl.float32), nl.ndarray((rows, 1), dtype=nl.int32)
     nisa.tensor_tensor(dst=in_range_R1, data1=position_R1, data2=inside_R1, op=nl.equal)
     nisa.scalar_tensor_tensor(
         dst=in_range_R1, data=page_R1, op0=nl.greater, operand0=0.0, op1=nl.multiply, operand1=in_range_R1
     )
-    nisa.tensor_scalar(
-        dst=in_range_R1, data=in_range_R1, op0=nl.multiply, operand0=-float(end), op1=nl.add, operand1=float(end)
+    nisa.scalar_tensor_tensor(
+        dst=way_R1, data=page_R1, op0=nl.multiply, operand0=float(kv_heads * PAGE), op1=nl.add, operand1=way_R1
     )
     nisa.scalar_tensor_tensor(
-        dst=row_R1, data=page_R1, op0=nl.multiply, operand0=float(kv_heads * PAGE), op1=nl.add, operand1=offset_R1
+        dst=index_R1, data=way_R1, op0=nl.multiply, operand0=in_range_R1, op1=nl.add, operand1=spare_R1
     )
-    nisa.tensor_tensor(dst=index_R1, data1=row_R1, data2=in_range_R1, op=nl.add)
     return index_R1
 
 
 def scatter(pool, head, rows_RD, index_R1):
-    """Write a kv head's new rows (R, D) to their places by `scatter_indices`; rows without a page are dropped."""
+    """Write a kv head's new rows (R, D) to their places by `scatter_indices`; rows without a page to the spare one."""
     rows, dim = rows_RD.shape
     flat = pool.reshape((pool.shape[0] * pool.shape[1] * PAGE, dim))
     target = flat.ap([[dim, rows], [1, dim]], offset=head * PAGE * dim, vector_offset=index_R1)
-    nisa.dma_copy(dst=target, src=rows_RD, oob_mode=nisa.oob_mode.skip)
+    nisa.dma_copy(dst=target, src=rows_RD)

@@ -29,7 +29,7 @@ from nki_kernels.limits import CANDIDATES
 
 @nki.jit
 def verify_attention_kernel(q, k_new, v_new, k_pages, v_pages, positions, block_table, limit=None):
-    """out in q's dtype; the pools change in place, and rows without a page are dropped."""
+    """out in q's dtype; the pools change in place, and rows without a page go to a spare one."""
     t = tiling(q.shape, k_pages.shape[1], block_table.shape[1] * PAGE)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     first, last = groups_of_core(t)

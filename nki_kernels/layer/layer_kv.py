@@ -7,7 +7,7 @@ before any are gathered. R rows of a pack, N new rows per sequence.
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.paged_kv import RUN, PagedKV, PageIndex, scatter, scatter_indices, transpose_keys
+from nki_kernels.attention.paged_kv import RUN, PagedKV, PageIndex, scatter, scatter_indices, spare_rows, transpose_keys
 from nki_kernels.attention.tiling import chunks_of, row_limits, tiling
 from nki_kernels.layer.qk_norm_rope import rows_of_heads
 from nki_kernels.limits import CHUNK
@@ -23,7 +23,7 @@ class AttentionPlan(nl.NKIObject):
 
     def __init__(self, shape, pool, positions_BN, block_table_BL, sequences):
         batch, candidates = positions_BN.shape
-        kv_heads, rows = pool.shape[1], (sequences[1] - sequences[0]) * candidates
+        kv_heads = pool.shape[1]
         t = tiling(shape, kv_heads, block_table_BL.shape[1] * P)
         first_1B = nl.ndarray((1, batch), dtype=nl.int32)
         dma_static(first_1B, positions_BN.ap([[0, 1], [candidates, batch]], offset=0))
@@ -35,7 +35,8 @@ class AttentionPlan(nl.NKIObject):
         # where the new keys begin in each chunk: int32 (1, C, B)
         self.columns_1CB = new_key_columns(first_1B, t)
         # where the new rows go: int32 (R, 1)
-        self.rows_R1 = scatter_indices(pool, positions_BN, block_table_BL, sequences[0] * candidates, rows)
+        spare_R1 = spare_rows(pool, (sequences[1] - sequences[0]) * candidates)
+        self.rows_R1 = scatter_indices(spare_R1, kv_heads, positions_BN, block_table_BL, sequences[0] * candidates)
         self.chunks = chunks_of(t, self.group, sequences[1] * kv_heads)
         for chunk in self.chunks:
             if chunk.index == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
@@ -64,9 +63,12 @@ def _changed(folder: Path, before: dict[str, tuple[int, int]]) -> set[str]:
     return {name for name, found in _there(folder).items() if before.get(name) != found}
 
 
-def test_a_second_build_changes_nothing_and_makes_only_what_is_lost(fresh: Path) -> None:
+def test_a_second_build_makes_only_what_is_lost(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced = list[int]()
+    monkeypatch.setattr(os, "fsync", lambda fd: forced.append(os.fstat(fd).st_ino))
     first = _built(fresh, tp=2, k=2)
     before = _there(first.path)
+    assert sorted(forced) == sorted(inode for name, (inode, _) in before.items() if name != f"{BUILD}/records")
     again = _built(fresh, tp=2, k=2)
     assert (first.reused, again.made, again.reused) == (0, 0, first.made)
     made_anew = {MANIFEST, f"{BUILD}/records"}
@@ -199,12 +201,8 @@ def test_three_kills_of_a_new_build_and_of_one_over_a_bundle(
 
 def test_two_builds_at_once_are_one_and_a_sentence(fresh: Path) -> None:
     out = _built(fresh).path
-    work = fresh / ".bundle.building"
-    work.mkdir()
-    lock = os.open(work, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    refused(lambda: _built(fresh, k=1), "is being written by another process; wait for its end")
-    os.close(lock)
+    with staging.staged(out):
+        refused(lambda: _built(fresh, k=1), "is being written by another process; wait for its end")
     assert open_bundle(out).spec.k == 0
     assert _built(fresh, k=1).made
 
@@ -222,8 +220,9 @@ def test_places_that_no_bundle_can_have_are_sentences(fresh: Path, monkeypatch: 
         with pytest.raises((UserError, OSError), match=rf"{said}|symbolic links"):
             _built(fresh, out, k=1)
     assert notes.read_text(encoding="utf-8") == (fresh / "strange/letter.txt").read_text(encoding="utf-8") == "mine"
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    refused(lambda: _built(fresh, "new"), "0.00 MB free")
+    needed = (64 << 20) + 2 * make_plan(spec(fresh, **SMALL, tp=2).bundle).weight_bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    refused(lambda: _built(fresh, "new", tp=2), f"{needed / 1e6:.2f} MB are needed", "0.00 MB too little")
 
 
 @pytest.mark.parametrize(
@@ -267,6 +266,19 @@ def test_a_file_is_made_again_when_its_makers_change(fresh: Path, monkeypatch: p
         assert _built(fresh).made == count
         changed = {name.split("/")[0] for name in _changed(fresh / "bundle", before)}
         assert changed == {folder, MANIFEST, BUILD}
+
+
+def test_graphs_are_made_again_for_other_options(fresh: Path) -> None:
+    nki: dict[str, Any] = {"kernels": "nki", "layers": 1}
+    options = {"gather": "all_gather"}, {"kernels": "nki"}, nki, nki | {"without": ("accept_drafts",)}
+    assert [_built(fresh, **given).made for given in ({}, *options)] == [7, 5, 5, 5, 5]
+
+
+def test_a_bundle_has_the_target_s_tokenizer_and_templates(fresh: Path) -> None:
+    names = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}
+    for name in names - {"tokenizer.json"}:
+        (fresh / "target" / name).touch()
+    assert {p.name for p in (_built(fresh, k=1).path / "tokenizer").iterdir()} == names
 
 
 def _files_that_run(call: Callable[[], object]) -> set[str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from compile.bundle.cutting import Cutter
+from compile.bundle.cutting import Cutter, _Shard
 from model.config import config_from_dict, load_config
 from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP
 from model.weights import Packing, shard_file
 from nki_kernels.layer import pack_weights
-from tests.compile.tiny import BASE, refused, shard_of, spec, write_model
+from tests.compile.tiny import BASE, flip, refused, shard_of, spec, write_model
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import sha256_of
 from trnspec.bundle.part import checkpoint_shapes
@@ -40,6 +41,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (_weight(lambda t: None), f"lacks {NAME}"),
     "of another shape": (_weight(lambda t: t[:3].contiguous()), f"{NAME} is (3, 32)"),
     "NaN": (_weight(lambda t: t.index_fill(1, torch.tensor([1]), float("nan"))), f"{NAME} in "),
+    "infinity": (_weight(lambda t: t.index_fill(1, torch.tensor([1]), float("inf"))), f"{NAME} in "),
     "beyond fp32": (_weight(lambda t: t.double() * 1e300), f"{NAME} in "),
     **{kind: (_weight(lambda t, dtype=dtype: t.to(dtype)), f"{NAME} is {kind}; give one in bf16, fp16 or fp32, not")
        for kind, dtype in {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "I32": torch.int32, "BOOL": torch.bool
@@ -77,11 +79,16 @@ def test_a_checkpoint_of_many_files_is_that_of_one(fresh: Path) -> None:
         save_file(part, fresh / "many" / file, metadata={"format": "pt"})
     (fresh / "many" / INDEX).write_text(json.dumps({"weight_map": index}), encoding="utf-8")
     one, many = (Checkpoint(fresh / name, config) for name in ("target", "many"))
+    assert [file.name for file in many.files] == sorted(set(index.values()))
     for rank in range(2):
         expected, found = (shard_of(c, rank, 2, torch.bfloat16, Packing()) for c in (one, many))
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in found)
         assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"].bfloat16().chunk(2)[rank])
+    cutter = Cutter(make_plan(spec(fresh, k=0).bundle), {"target": fresh / "many"})
+    before = cutter.recipes()
+    flip(many.files[-1])
+    assert cutter.recipes() != before, "a shard is cut again when any file changes"
 
 
 def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
@@ -130,8 +137,10 @@ def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
         assert not [name for name in packed if "_proj" in name]
 
 
-def test_a_rank_s_file_has_its_weights(fresh: Path) -> None:
-    """Four ranks share two kv heads; the digests are those of the files."""
+def test_a_rank_s_file_has_its_weights(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks share two kv heads; the digests are those of the files, however long a write takes."""
+    write = _Shard.write
+    monkeypatch.setattr(_Shard, "write", lambda s, c: (sleep("tp0_" in s.file.name and len(c) % 7 / 1e3), write(s, c)))
     of_pair = spec(fresh, tp=4)
     (fresh / "weights").mkdir()
     cutter = Cutter(make_plan(of_pair.bundle), of_pair.checkpoints)

@@ -48,6 +48,8 @@ def test_every_graph_is_what_the_plan_says(base: Path, case: dict[str, Any], par
         parameters = _parameters(module)
         assert [i.name for i in parameters] == [hlo.io_names(i)[0] for i in parameters] == names
         assert hlo.io_names(_root(module)) == [*(t.name for t in graph.outputs), *state]
+        ends = [*(i.id for i in parameters), *_root(module).operand_ids]
+        assert len(set(ends)) == len(ends)
         assert [names[at] for _, at in sorted(signature(module).aliases.items())] == names[len(inputs) :]
         # one group of all ranks, in a field for each age of reader
         for instruction in _all(module):
@@ -171,10 +173,12 @@ def _summed(x: jax.Array, ranks: int = 4) -> jax.Array:
     return jax.jit(lambda y: collectives.ALL_REDUCE.bind(y, ranks=ranks))(x)
 
 
+_gathered = functools.partial(collectives.ALL_GATHER.bind, ranks=4)
 # functions of three integers, and what a sentence says of their graphs
 WRONG: dict[str, Callable[[jax.Array], Any]] = {
     "it has dot on integers, which no device takes (NCC_EVRF035)": lambda x: jnp.dot(x, x),
     "it has scatter on integers, which no device takes (NCC_EVRF060)": lambda x: x.at[x].add(1),
+    "its all-gather has the groups [[0, 1, 2, 3]], expected all 2 ranks": _gathered,
     "it has all-reduce on integers, which no device takes (NCC_EVRF061)": lambda x: _summed(x, 2),
     f"a constant of 4096 bytes is folded in, the largest may have {CONSTANT_BYTES}": lambda x: jnp.asarray(VALUES)[x],
 }

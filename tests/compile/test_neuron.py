@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from compile.serve_command import main as serve_command
 from compile.serve_command import serve_command as command_of
 from compile.spec import read_recipe
 from tests.compile import fake_sdk
-from tests.compile.tiny import refused, spec, write_model
+from tests.compile.tiny import flip, forge, refused, spec, write_model
 from tests.model.family import untraced
 from trnspec.bundle.manifest import MANIFEST, Compiler
 from trnspec.bundle.opening import damage, read_bundle
@@ -90,9 +91,10 @@ def test_every_graph_gets_a_neff_also_where_nxd_is(
         log = (out / f"logs/{graph.key.name}.txt").read_text(encoding="utf-8")
         assert "--target=trn2 --model-type transformer --auto-cast none -O2 --lnc 2" in log
     before, after = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1", f"vllm serve {out} --port 8000"
-    trn = f'{before} NEURON_LOGICAL_NC_CONFIG=2 {after} --additional-config \'{{"platform": "%s"}}\''
-    assert _lines(capsys, out) == [trn % "neuron", trn % "pjrt", f"{before} {after}"]
-    assert _lines(capsys, out, "--platform", "cpu") == [f"{before} {after}"]
+    config = '--additional-config \'{"platform": "%s"}\''
+    trn, cpu = f"{before} NEURON_LOGICAL_NC_CONFIG=2 {after} {config}", f"{before} {after} {config}" % "cpu"
+    assert _lines(capsys, out) == [trn % "neuron", trn % "pjrt", cpu]
+    assert _lines(capsys, out, "--platform", "cpu") == [cpu]
     # of a folder of another machine
     assert command_of("/bundle/x", "neuron", 80)[2:6] == ["/bundle/x", "--port", "80", "--additional-config"]
 
@@ -105,7 +107,7 @@ def test_platforms_that_cannot_serve(base: Path, tmp_path: Path, capsys: pytest.
     neuron, pjrt, cpu = _lines(capsys, nki)
     assert neuron.startswith("# neuron: no, its graphs call NKI kernels that were compiled for no device (kernels: non")
     assert pjrt == "# pjrt: no, PJRT runs no NKI kernels; build it with --kernels reference"
-    assert cpu == f"VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1 vllm serve {nki} --port 8000"
+    assert f" vllm serve {nki} --port 8000 " in cpu
     bare = untraced(spec(base, "bare", target=str(write_model(tmp_path / "bare", 1, weights=False)), k=0, batch=1))
     for out, chosen, why in (
         (nki, ["--platform", "neuron"], f"{nki} cannot be served on neuron: its graphs call NKI kernels"),
@@ -135,6 +137,8 @@ def test_a_neff_is_made_again_for_other_inputs(base: Path, compiler: Path, monke
 
 
 def test_after_a_refused_graph_the_others_are_made_and_reused(base: Path, compiler: Path) -> None:
+    (compiler / "neuronx-cc").write_text("#!/bin/sh\n", encoding="utf-8")
+    refused(lambda: untraced(spec(base, "no-file", **SMALL)), "neuronx-cc ended with 0 on ", " and said: nothing; ")
     fake_sdk.write_compiler(compiler, fails="step_k0")
     work = base / ".refused.building/bundle"
     said = "ended with 1 on step_k0_", " said: [F137] the graph is too large; read", "(1 other graphs were refused too)"
@@ -174,8 +178,10 @@ def test_the_greedy_set_is_compiled_first_then_what_is_largest(
 
 def test_jobs_and_the_rest_of_the_time_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk.os, "sched_getaffinity", lambda _: range(192))
-    for size, jobs in ((1, 192), (1 << 60, 1)):
+    for size, limit, jobs in ((1, "max", 192), (10**9, "max", 7), (10**9, "3000000000", 3), (1 << 60, "max", 1)):
         monkeypatch.setattr(sdk, "JOB_BYTES", size)
+        texts = {"return_value.read_text.side_effect": ["MemAvailable: 7000000 kB", limit]}
+        monkeypatch.setattr(sdk, "Path", mock.Mock(**texts))
         assert sdk.default_jobs() == jobs
     begun, ended, sizes = {"a": 0.0, "b": 0.0, "c": 10.0}, {"a": 10.0}, {"a": 1, "b": 3, "c": 2, "d": 2}
     # 20 s of b, of c and of d are left
@@ -184,18 +190,23 @@ def test_jobs_and_the_rest_of_the_time_unless_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_neffs_are_added_to_a_bundle_that_was_built_elsewhere(base: Path, compiler: Path) -> None:
-    out = untraced(spec(base, "elsewhere", **SMALL, toolchain="cpu"))
+    out = Path(shutil.copytree(untraced(spec(base, "built", **SMALL, toolchain="cpu")), base / "elsewhere"))
+    forge(out, lambda manifest: manifest.update(commit="there"))
     before = (out / MANIFEST).read_bytes()
     fake_sdk.write_compiler(compiler, fails="step_k0_bk")
-    refused(lambda: add([str(out), "--jobs", "2"]), "the graph is too large")
+    refused(lambda: add([str(out)]), "the graph is too large")
     assert (out / MANIFEST).read_bytes() == before
     fake_sdk.write_compiler(compiler)
-    extend(read_bundle(out))
+    with mock.patch.object(sdk, "default_jobs", side_effect=AssertionError):
+        add([str(out), "--jobs", "1"])
     bundle = read_bundle(out)
-    assert (bundle.manifest.compiler.neff, len(_files(out))) == ("neff", len(bundle.graphs))
+    assert (bundle.manifest.compiler.neff, bundle.manifest.commit) == ("neff", "there")
+    assert len(_files(out)) == len(bundle.graphs)
     assert damage(bundle) == []
     # a compiler that takes a graph from its cache writes no log
     for log in (*out.rglob("step_k1_bk128.txt"), *out.rglob("log-neuron-cc.txt")):
         log.unlink()
     extend(bundle)
     assert (out / "logs/step_k1_bk128.txt").read_text(encoding="utf-8") == "neuronx-cc left no log-neuron-cc.txt\n"
+    flip(out / "weights/tp0_sharded_checkpoint.safetensors")
+    refused(lambda: extend(bundle), "is damaged: weights/tp0")

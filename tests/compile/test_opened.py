@@ -248,6 +248,18 @@ def test_hostile_content_is_a_sentence(bundle: Path, case: str) -> None:
     assert case in LOADER or re.search(said, findings(read_bundle(bundle))[0])
 
 
+def test_the_doctor_names_what_a_bundle_lacks(bundle: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in ((TOKENIZER, "has no tokenizer; "), (SHARD, "has no weights; ")):
+        forge(bundle, lambda manifest, name=name: manifest["files"].pop(name))
+        with pytest.raises(SystemExit):
+            doctor([str(bundle), "--json"])
+        assert said in json.loads(capsys.readouterr().out)["findings"][-1]
+    ranks = untraced(spec(base, "ranks", tp=2, k=0, batch=1))
+    shutil.copyfile(ranks / SHARD, ranks / shard_file(1))
+    relist(ranks, shard_file(1))
+    assert findings(read_bundle(ranks))[-1].startswith(f"{shard_file(1)} {CUT}")
+
+
 def test_a_tokenizer_that_pads_without_end_pads_nothing(bundle: Path) -> None:
     """The library would end its process."""
     padding = {"strategy": {"Fixed": 1 << 44}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import pytest
 
-from compile.graph.trace import lower_graph
+from compile.graph.trace import lower_graph, traced_pair
 from compile.recipes import ROOT
 from model.approx_filters import STEPS
 from model.graph_key import GraphKey, Stage
@@ -138,10 +138,13 @@ def test_no_logit_crosses_the_ranks(base: Path) -> None:
     assert _collectives(of_reference) == {"all-reduce": 2 * (2 + 1) + 2 + 2}
 
 
-def test_gathers_may_be_left_to_xla(base: Path) -> None:
+def test_a_recipe_s_options_are_those_of_the_trace(base: Path) -> None:
     graph = _lowered(base / "sharded", tp=4, gather="all_gather")
     assert [shape[-1] for shape in _shapes(graph, "all-gather")] == [SHARDED["vocab_size"]] * 2
     assert _collectives(graph) == {"all-reduce": 2 * (2 + 1) + 2, "all-gather": 2}
+    options: dict[str, Any] = {"layers": 3, "without": ("accept_drafts",)}
+    ctx = traced_pair(spec(base / "sharded", kernels="nki", **options).bundle, False).target_model.ctx
+    assert {name: getattr(ctx, name) for name in options} == options
 
 
 def _operands(proto: bytes, kernel: str) -> list[str]:

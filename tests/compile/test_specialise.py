@@ -8,6 +8,7 @@ import os
 import runpy
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from compile import recipes
 from compile.build import build
 from compile.doctor import findings
 from compile.doctor import main as doctor
-from compile.neuron import specialise
+from compile.neuron import sdk, specialise
 from compile.neuron.__main__ import extend
 from compile.neuron.specialise import KERNELS_FOLDER
 from model.nki.launches import LNC, TARGET
@@ -82,6 +83,7 @@ def _check_call(plain: Any, specialised: Any) -> str:
     changed = [binary["input_names"][i] for i in launch["changed"]]
     assert [pair[0] for pair in binary["aliases"]] == changed
     assert all(name.endswith(".must_alias_input") for name in changed)
+    assert not specialised.custom_call_api_version
     aliased = {(a.operand_index, a.output_shape_index[0]) for a in specialised.output_operand_aliasing}
     assert aliased == {(n, len(launch["results"]) + at) for at, n in enumerate(launch["changed"])}
     name: str = binary["binary"]
@@ -111,18 +113,25 @@ def test_an_edit_of_a_kernel_compiles_the_graphs_whose_instructions_it_changes(
     # the launches of k 0 have no drafts to count
     changed = {"step_k1_bk128", "step_k1_unfiltered_bk128", "verify_k1_bk128"}
     assert compiled_after("    nisa.memset(dst=count_1B1, value=0.0)") == changed
+    monkeypatch.setattr(sdk, "versions", lambda *names: dict.fromkeys(names, "another"))
+    fake_nki.SPECIALISED.clear()
+    extend(read_bundle(copy))
+    assert fake_nki.SPECIALISED, "another nki may write other instructions"
 
 
 def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, _ = made
     proto = bytes(bundle.read(bundle.graphs[0].file))
-    for name, value, said in (
-        ("VERSION", object(), ["nki does not take the kernel ", ": Object of type object is not JSON ser"]),
-        ("ALIASES", {0: 0}, ["nki gives ", " the results ", " 0: 0} and the cores [2], the graph has"]),
+    config, given = fake_nki._config, "and the cores [2], the graph has"
+    for owner, name, value, said in (
+        (fake_nki, "_config", lambda *of: SimpleNamespace(**vars(config(*of)) | {"output_specs": []}), [given]),
+        (specialise, "LNC", 1, [given, " and 1; build with"]),
+        (fake_nki, "VERSION", object(), ["nki does not take the kernel ", ": Object of type object is not JSON ser"]),
+        (fake_nki, "ALIASES", {0: 0}, ["nki gives ", " the results ", " 0: 0} and the cores [2], the graph has"]),
     ):
         with monkeypatch.context() as patch:
             fake_nki.install(patch)
-            patch.setattr(fake_nki, name, value)
+            patch.setattr(owner, name, value)
             refused(lambda: specialise.specialised(proto, tmp_path, {}), *said)
 
 

@@ -24,7 +24,7 @@ from compile.store import main as store
 from model.errors import UserError
 from model.weights import shard_file
 from tests.compile.faulty_s3 import Fault, FaultyS3, faulty_s3
-from tests.compile.tiny import flip, forge, refused
+from tests.compile.tiny import flip, forge, refused, relist
 from tests.hostile.network import ENVIRONMENT
 from trnspec.bundle.manifest import MANIFEST, Manifest, sha256_of
 from trnspec.bundle.opening import open_bundle, read_bundle
@@ -51,7 +51,8 @@ def running() -> Iterator[FaultyS3]:
 def server(running: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> FaultyS3:
     """A server without faults, and boto3's environment set to it."""
     running.faults, running.seen = [], []
-    for name, value in (ENVIRONMENT | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{running.port}"}).items():
+    here = {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{running.port}", "MOTO_S3_DEFAULT_MAX_KEYS": "1"}
+    for name, value in (ENVIRONMENT | here).items():
         monkeypatch.setenv(name, value)
     # botocore's pauses
     monkeypatch.setattr(botocore.endpoint, "time", SimpleNamespace(sleep=lambda seconds: None))
@@ -76,7 +77,7 @@ def _written(server: FaultyS3) -> list[str]:
 
 def test_round_trip(bundle: Path, address: str, tmp_path: Path, server: FaultyS3) -> None:
     assert push(bundle, address) == address
-    assert [MANIFEST in path for path in _written(server)][-2:] == [False, True], "the manifest is last"
+    assert [f"/team/pair/{MANIFEST}?" in path for path in _written(server)][-2:] == [False, True], "manifest last"
     assert verify(address) == []
     assert _same(bundle, pull(address, tmp_path / "copy"))
     assert list(bundles(address.rpartition("/")[0])) == ["pair"]
@@ -192,12 +193,21 @@ def test_a_mounted_bucket_serves_as_well(bundle: Path, tmp_path: Path, monkeypat
     assert verify(address) == []
 
 
-def test_another_bundle_is_never_overwritten(bundle: Path, store_of: str, tmp_path: Path) -> None:
+def test_another_bundle_is_never_overwritten(bundle: Path, store_of: str, address: str, tmp_path: Path) -> None:
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
-    forge(other, lambda manifest: manifest.update(commit="another"))
+    flip(other / SHARD)
+    relist(other, SHARD)
     refused(lambda: push(other, store_of), "holds a different bundle")
+    assert len([*(tmp_path / "store/objects").iterdir()]) == len(read_bundle(bundle).files), "nothing was sent"
     refused(lambda: pull(store_of, other), "holds a different bundle")
     assert verify(store_of) == []
+    flip(other / SHARD)
+    refused(lambda: push(other, f"{store_of}-2"), "is damaged: weights/tp0", "before it is pushed")
+    for remote in (open_remote(str(tmp_path)), open_remote(address)):
+        assert remote.put_new("key", b"ours")
+        # a second writer looked before
+        remote.size = lambda key: None  # type: ignore[method-assign]
+        assert not remote.put_new("key", b"longer than ours")
 
 
 def test_a_wrong_object_is_named_and_mended(bundle: Path, store_of: str, tmp_path: Path) -> None:
@@ -224,7 +234,7 @@ def test_a_wrong_object_is_named_and_mended(bundle: Path, store_of: str, tmp_pat
         assert found.startswith(SHARD)
         with pytest.raises(SystemExit):
             store(["verify", store_of])
-    stored.unlink(missing_ok=True)
+    stored.write_bytes(content[:9])
     push(bundle, store_of)
     assert verify(store_of) == []
 
@@ -245,7 +255,8 @@ def test_bad_manifests_in_ls(bundle: Path, store_of: str, tmp_path: Path, capsys
 
 
 def test_strange_and_full_places(bundle: Path, store_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address, said in (("s3://", "name"), ("s3://bucket", "name"), ("gs://a/b", "neither"), ("alone", "name")):
+    for address, said in (("s3://", "name"), ("s3://bucket", "name"), ("gs://a/b", "neither"), ("alone", "name"),
+                          ("s3:/bucket/pair", "neither")):  # fmt: skip
         refused(partial(push, bundle, address), said)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter").touch()
@@ -253,8 +264,9 @@ def test_strange_and_full_places(bundle: Path, store_of: str, tmp_path: Path, mo
     below_a_file = ["push", str(bundle), str(tmp_path / "mine/letter/pair")]
     refused(lambda: store(below_a_file), "letter", "; fix this and run the command again")
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-        said = "MB are needed and", "has 0.00 MB free", "too little; free some space"
+        needed = sum(file.bytes for file in read_bundle(bundle).files.values())
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+        said = f"{needed / 1e6:.2f} MB are needed and", "0.00 MB too little; free some space"
         refused(lambda: pull(store_of, tmp_path / "copy"), *said)
 
     def full(*_: object) -> None:
@@ -338,6 +350,8 @@ def test_a_push_replaces_no_unchecked_signature(bundle: Path, store_of: str, tmp
     assert stored.read_bytes() == ours
     store(["push", str(bundle), store_of, "--public-key", keys.other_public])
     assert stored.read_bytes() == (bundle / SIGNATURE).read_bytes() != ours
+    pull(store_of, copy)
+    assert (copy / SIGNATURE).read_bytes() == ours, "an unchecked one replaces none"
     (bundle / SIGNATURE).write_bytes(b"garbage")
     for place in (store_of, str(tmp_path / "store/new")):
         refused(partial(push, bundle, place), "is none of minisign")

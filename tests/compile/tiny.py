@@ -47,9 +47,9 @@ def write_model(folder: Path, seed: int, scale: float = 0.1, weights: bool = Tru
 
 
 def write_pair(base: Path) -> tuple[str, str]:
-    """Target and draft folders; the draft has one layer and a tied head."""
+    """Target and draft folders; the draft has one layer, a tied head and another epsilon."""
     target = write_model(base / "target", 1)
-    draft = write_model(base / "draft", 2, num_hidden_layers=1, tie_word_embeddings=True)
+    draft = write_model(base / "draft", 2, num_hidden_layers=1, tie_word_embeddings=True, rms_norm_eps=0.1)
     return str(target), str(draft)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from model.cache import KEY_TILE, AttentionMetadata, Cache, cache_shape
 from model.config import ModelConfig
+from nki_kernels.limits import SPARE_PAGES
 
 
 def block_table(batch: int, length: int) -> Tensor:
@@ -23,7 +24,7 @@ def empty_caches(config: ModelConfig, tp: int, blocks: int, dtype: torch.dtype) 
 
 def empty(config: ModelConfig, batch: int, length: int, dtype: torch.dtype = torch.float32) -> list[Cache]:
     """Caches for `block_table`, on one rank."""
-    return empty_caches(config, 1, 1 + block_table(batch, length).numel(), dtype)
+    return empty_caches(config, 1, 1 + block_table(batch, length).numel() + SPARE_PAGES, dtype)
 
 
 def rows(first: int, stop: int, batch: int, length: int) -> AttentionMetadata:

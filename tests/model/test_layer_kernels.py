@@ -28,6 +28,7 @@ from model.nki.table import KERNELS
 from model.ops import EAGER
 from model.qwen3 import Qwen3
 from model.rope import rotation
+from nki_kernels.limits import SPARE_PAGES
 from tests.compile.tiny import spec, write_model
 from tests.model.family import AsTheyRun, untraced
 from tests.model.paged import empty_caches
@@ -135,7 +136,7 @@ def test_how_many_layers_each_launch_has() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
     """Chunks that begin anywhere, the last longer than the rest of the table: within rounding of torch; pools are equal
-    bit for bit. tests/nki_kernels/attention has the rows of a step."""
+    bit for bit, but for the spare blocks. tests/nki_kernels/attention has the rows of a step."""
     torch.manual_seed(0)
     contexts = Context(8), NkiContext(8, EAGER, simulated.serve)
     pools = [empty_caches(PRESETS["Qwen/Qwen3-0.6B"], 8, 20, dtype)[0] for _ in contexts]
@@ -148,7 +149,7 @@ def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
             outs.append(out.float()[:, :, : 1024 - first])
         # relative to the largest output: torch's sums are in fp32, in an order of the processor's
         assert (outs[0] - outs[1]).abs().max() <= 16 * torch.finfo(dtype).eps * outs[0].abs().max()
-    assert all(torch.equal(a, b) for a, b in zip(*pools, strict=True))
+    assert all(torch.equal(a[:-SPARE_PAGES], b[:-SPARE_PAGES]) for a, b in zip(*pools, strict=True))
 
 
 def test_a_launch_survives_as_text() -> None:

@@ -64,10 +64,10 @@ def test_an_id_after_which_logits_overflow_is_the_last(overflow: Path) -> None:
 
 def test_blocks_that_are_not_cleared_poison_the_next_request(overflow: Path) -> None:
     """The control of the clearing: unseen rows are multiplied by 0, and 0 times NaN is NaN."""
-    # all four blocks of the pool; the next prompt writes two of them, and reads a third
+    # all four blocks that hold tokens; the next prompt writes two of them, and reads a third
     poison = Request((POISON, *PROMPT * 160), max_new_tokens=3)
     after = Request(PROMPT * 44, max_new_tokens=200, stop_ids=tuple(range(64)))
-    engine = eager_engine(overflow, max_len=512, chunks=(128,), blocks=5)
+    engine = eager_engine(overflow, max_len=512, chunks=(128,), blocks=7)
     assert [r.finish_reason for r in engine.run([poison, after])] == ["error", "eos"]
     with mock.patch.object(EagerGraphs, "clear"):
         assert [r.finish_reason for r in engine.run([poison, after])] == ["error", "error"]

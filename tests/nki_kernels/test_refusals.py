@@ -69,6 +69,7 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("verify_attention", "k_pages", lambda p: p.swapaxes(2, 3), "keys are not transposed in pages"),
     ("verify_attention", "positions", lambda p: p.astype(np.int64), "positions is int64"),
     ("verify_attention", "block_table", lambda t: t + 95, "block_table names pages 95 to"),
+    ("verify_attention", "block_table", lambda t: t * 0 + len(POOLS[0]) - 1, "the last 2 of a pool are spare ones"),
     ("verify_attention", "block_table", lambda t: t * 0 - 1, "block_table names pages -1 to -1"),
     ("verify_attention", "block_table", lambda t: t.astype(np.int64), "block_table is int64"),
     ("verify_attention", "block_table", lambda t: t[:, :7], "S a multiple of 1024"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -18,7 +19,6 @@ import pytest
 
 from compile.build import build
 from model.errors import UserError
-from model.graph_io import zeros_of
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec
 from tests.compile.test_ranks import REQUESTS
@@ -35,8 +35,8 @@ from trnspec.engine.engine import Engine
 from trnspec.engine.request import Result
 from trnspec.runtime import ranks
 from trnspec.runtime.nrt import NrtRunner, _cores
-from trnspec.runtime.nrt_rank import RankWorker
-from trnspec.runtime.runner import Runner
+from trnspec.runtime.nrt_rank import RUNS_AHEAD, SHARED, UNCHANGED, RankWorker, input_places
+from trnspec.runtime.runner import Runner, platform_of
 
 
 @pytest.fixture(autouse=True)
@@ -182,10 +182,11 @@ def test_a_fault_of_a_rank_is_a_sentence(of_two_ranks: Bundle, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_what_a_request_leaves_is_cleared(family: Path) -> None:
+def test_what_a_request_leaves_is_cleared(family: Path, tmp_path: Path) -> None:
     """Of the caches its blocks, of the counts its slot; what others hold stays."""
     bundle = graphs(family, "chain").bundle
-    rank = RankWorker(0, str(bundle.path), bundle.manifest.digest, nrtpy)
+    np.zeros(RUNS_AHEAD, np.uint8).tofile(tmp_path / "inputs")
+    rank = RankWorker(0, str(bundle.path), bundle.manifest.digest, str(tmp_path / "inputs"), nrtpy)
     cache = next(name for name in rank._state if is_cache(name))
     for name, array in ((name, tensor.numpy()) for name, tensor in rank._state.items()):
         array[...] = np.nan if name == cache else 7
@@ -196,8 +197,8 @@ def test_what_a_request_leaves_is_cleared(family: Path) -> None:
     assert all((tensor.numpy() == 7).all() for name, tensor in rank._state.items() if name != cache)
 
 
-def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path) -> None:
-    """The runner sends what has not changed once only. The model here reads nothing and notes what it is given."""
+def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path, tmp_path: Path) -> None:
+    """The runner writes what has not changed once only. The model here reads nothing and notes what it is given."""
     bundle, read = read_bundle(untraced(family_spec(family, "chain"))), dict[str, np.ndarray]()
     first, second = (bundle.plan.by_key[GraphKey(Stage.STEP, 3, 128, filters)] for filters in (False, True))
 
@@ -217,15 +218,28 @@ def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path
             read.update({name: tensor.numpy() for name, tensor in inputs.items()})
 
     vendor = SimpleNamespace(NrtpyTensor=nrtpy.NrtpyTensor, NrtpyModel=Model)
-    worker = RankWorker(0, str(bundle.path), bundle.manifest.digest, vendor)
+    shared = np.memmap(tmp_path / "inputs", np.uint8, "w+", shape=(RUNS_AHEAD, input_places(first)[-1]))
+    worker = RankWorker(0, str(bundle.path), bundle.manifest.digest, str(tmp_path / "inputs"), vendor)
     for graph in (first, second):
         worker.load(graph.key, "")
-    inputs = zeros_of(first.inputs)
-    inputs.min_p[:] = 0.25
-    worker.run(first.key, [getattr(inputs, t.name) for t in first.inputs])
+    at = input_places(first)[[t.name for t in first.inputs].index("min_p")]
+    shared[1, at : at + 4 * bundle.spec.batch].view(np.float32)[:] = 0.25
+    worker.run(first.key, 1, [SHARED] * len(first.inputs))
     assert "min_p" not in read
-    worker.run(second.key, [None] * len(second.inputs))
-    assert read["min_p"].tolist() == [0.25] * len(inputs.min_p)
+    worker.run(second.key, 2, [UNCHANGED] * len(second.inputs))
+    assert read["min_p"].tolist() == [0.25] * bundle.spec.batch
+
+
+def test_auto_is_neuron_where_devices_and_nrtpy_are(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the bundle has NEFFs."""
+    bundle = read_bundle(untraced(family_spec(family, "chain")))
+    assert platform_of(bundle) == "cpu"
+    compiled: Any = SimpleNamespace(manifest=SimpleNamespace(compiler=SimpleNamespace(neff="neff")))
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "neuron0"]))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert [platform_of(b) for b in (bundle, compiled)] == ["cpu", "neuron"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert [platform_of(compiled), platform_of(compiled, "neuron")] == ["cpu", "neuron"]
 
 
 @pytest.mark.slow

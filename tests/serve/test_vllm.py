@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections import Counter
@@ -55,7 +56,7 @@ def _runner() -> Machine:
 @pytest.fixture
 def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A bundle with the graphs of CONFIG, served by this process."""
-    sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "pool": CONFIG.pool}
+    sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "usable": CONFIG.pool}
     spec = SimpleNamespace(**sizes, drafter="chain", target="t", dtype="fp32", tp=1, prompts=CONFIG.prompts)
     manifest = SimpleNamespace(has_weights=True, digest="0")
     made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
@@ -369,6 +370,20 @@ def test_a_request_that_cannot_be_served_is_vllm_s_error(
         setattr(params, name, value)
     with pytest.raises(VLLMValidationError, match=sentence):
         BundlePlatform.validate_request(prompt, object() if changes is None else params)
+
+
+def test_a_bundle_of_greedy_graphs_refuses_what_they_lack(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "engine_config", lambda _: dataclasses.replace(CONFIG, greedy=True))
+    served: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"top_p": 0.9, "stop_token_ids": [5]}]
+    lacking: list[dict[str, Any]] = [
+        {"temperature": 0.8, "top_p": 0.9}, {"frequency_penalty": 0.5}, {"logprobs": 0}, {"prompt_logprobs": 1},
+        {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"structured_outputs": MASKED},
+    ]  # fmt: skip
+    for changes in served:
+        BundlePlatform.validate_request(TOKENS, SamplingParams(**{"temperature": 0} | changes))
+    for changes in lacking:
+        with pytest.raises(VLLMValidationError, match="this bundle has greedy graphs: no top-k, top-p, min-p"):
+            BundlePlatform.validate_request(TOKENS, SamplingParams(**{"temperature": 0} | changes))
 
 
 def test_a_sampled_request_without_a_seed_gets_one(bundle: Any) -> None:

@@ -18,7 +18,7 @@ from model.nki.context import make_context
 from model.nki.table import KERNELS
 from model.parallel import check_tp
 from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
-from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, attention_misfit
+from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, SPARE_PAGES, attention_misfit
 from trnspec.bundle.part import Part
 
 # a trn2.48xlarge has 16 devices of 8 cores, and two cores are a logical one
@@ -43,12 +43,12 @@ Name = Annotated[str, Text(PRINTABLE + "{1,200}", "a name")]
 class BundleSpec:
     """One bundle. `ks` are the k of its fused steps, rising; without any there is no draft.
 
-    `target` and `draft` are names for people. `blocks`: size of the block pool, block 0 included, by default what the
-    batch may need. `chunks`: rows of the prompts' graphs, by default `CHUNKS`. `context_buckets`: the positions that
-    steps attend, by default max_len and fractions of it. `graphs`: greedy has one graph of prompts and steps without
-    filters or logits processors. `layers`: the most layers of a kernel launch; with 1 each half of a layer is one.
-    `without`: NKI kernels that become operations of the graph. `gather`: an all-gather of the graph, as an all-reduce
-    of zero-padded parts or as XLA's.
+    `target` and `draft` are names for people. `blocks`: size of the block pool, block 0 and the spare ones included, by
+    default what the batch may need. `chunks`: rows of the prompts' graphs, by default `CHUNKS`. `context_buckets`: the
+    positions that steps attend, by default max_len and fractions of it. `graphs`: greedy has one graph of prompts and
+    steps without filters or logits processors. `layers`: the most layers of a kernel launch; with 1 each half of a
+    layer is one. `without`: NKI kernels that become operations of the graph. `gather`: an all-gather of the graph, as
+    an all-reduce of zero-padded parts or as XLA's.
     """
 
     target: Name
@@ -109,8 +109,13 @@ class BundleSpec:
 
     @property
     def pool(self) -> int:
-        """Blocks of the block pool, block 0 included."""
-        return self.blocks or 1 + self.batch * self.max_len // KEY_TILE
+        """Blocks of the block pool, block 0 and the spare ones included."""
+        return self.blocks or 1 + self.batch * self.max_len // KEY_TILE + SPARE_PAGES
+
+    @property
+    def usable(self) -> int:
+        """Blocks of the block pool that a block table may name, block 0 included: all but the last ones."""
+        return self.pool - SPARE_PAGES
 
     @property
     def prompts(self) -> tuple[tuple[int, int], ...]:
@@ -182,9 +187,9 @@ def _check_numbers(spec: BundleSpec) -> None:
         (spec.max_len % KEY_TILE,
          f"max-len {spec.max_len} is no multiple of {KEY_TILE}; use {' or '.join(map(str, around))}"),
         (spec.rows >= spec.max_len, f"k {spec.k} leaves no room in max-len {spec.max_len}; raise max-len"),
-        (spec.pool < least,
+        (spec.usable < least,
          f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions and "
-         f"block 0 is empty, give at least {least}"),
+         f"three hold none (block 0 and the spare ones), give at least {least + SPARE_PAGES}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
         (not rising or any(bucket % tile for bucket in buckets[:-1]),

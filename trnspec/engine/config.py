@@ -27,10 +27,10 @@ class Chunk(NamedTuple):
 class EngineConfig:
     """The limits of a bundle's graphs.
 
-    `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included. `prompts`: (rows, keys) of
-    the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step. `min_last_chunk`: tokens before a
-    prompt's end that its last chunk must hold, for a drafter that reads them there. `greedy`: no graphs with filters or
-    logits processors.
+    `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included, but not the
+    spare ones. `prompts`: (rows, keys) of the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step.
+    `min_last_chunk`: tokens before a prompt's end that its last chunk must hold, for a drafter that reads them there.
+    `greedy`: no graphs with filters or logits processors.
     """
 
     ks: tuple[int, ...]
@@ -82,6 +82,6 @@ class EngineConfig:
 
 def engine_config(bundle: Bundle) -> EngineConfig:
     spec = bundle.spec
-    limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.pool, spec.prompts
+    limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.usable, spec.prompts
     last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
     return EngineConfig(*limits, spec.host_drafts, last_chunk, spec.graphs == "greedy")

@@ -1,14 +1,16 @@
 """A bundle's NEFFs on a device by `nrtpy`, AWS's Python binding of the Neuron runtime, without torch or JAX.
 
-Each rank is a process (`trnspec/runtime/nrt_rank.py`) with the rank's weights and caches on its core. A run sends it
-the inputs, some hundred bytes, and rank 0 returns the outputs; an output that is an input of the next run stays there.
+Each rank is a process (`trnspec/runtime/nrt_rank.py`) with the rank's weights and caches on its core. The inputs of a
+run are in memory that all ranks share, and rank 0 returns the outputs; an output that is an input of the next run stays
+on the cores.
 """
 
 import os
 import socket
 import tempfile
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from model.errors import UserError
 from model.graph_io import StepInputs
 from model.graph_spec import GraphSpec, TensorSpec
 from trnspec.bundle.opening import Bundle
+from trnspec.runtime.nrt_rank import RUNS_AHEAD, SHARED, UNCHANGED, input_places
 from trnspec.runtime.ranks import Ranks
 from trnspec.runtime.runner import Runner
 
@@ -57,8 +60,13 @@ class NrtRunner(Runner):
         # the last run, whose outputs are on the cores, and the read-only inputs that are there
         self._last: Future[Any] | None = None
         self._unchanged: dict[TensorSpec, np.ndarray] = {}
-        arguments, started_in = [str(bundle.path), bundle.manifest.digest], environments(self.tp, compiler.lnc)
-        self._ranks = Ranks("trnspec.runtime.nrt_rank", arguments, started_in)
+        # the last runs and their inputs: when rank 0 ends a run all ranks have read them, its collectives need all
+        shared = Path(self._folder.name) / "inputs"
+        size = max(input_places(graph)[-1] for graph in bundle.graphs)
+        self._inputs = np.memmap(shared, np.uint8, "w+", shape=(RUNS_AHEAD, size))
+        self._runs, self._count = deque[Future[Any]](maxlen=RUNS_AHEAD), 0
+        arguments = [str(bundle.path), bundle.manifest.digest, str(shared)]
+        self._ranks = Ranks("trnspec.runtime.nrt_rank", arguments, environments(self.tp, compiler.lnc))
         try:
             self._ranks.broadcast("ready")
         except UserError:
@@ -71,10 +79,21 @@ class NrtRunner(Runner):
         self._ranks.broadcast("load", graph.key, str(file))
         file.unlink()
 
-    def _launch(self, graph: GraphSpec, inputs: StepInputs) -> list[Any]:
-        messages = [self._message(tensor, getattr(inputs, tensor.name)) for tensor in graph.inputs]
-        self._last = self._ranks.submit("run", graph.key, messages)
+    def _launch(self, graph: GraphSpec, inputs: StepInputs, every: bool = False) -> list[Any]:
+        if len(self._runs) == RUNS_AHEAD:
+            wait([self._runs[0]])
+        line, places = self._count % RUNS_AHEAD, input_places(graph)
+        pairs = zip(graph.inputs, places, strict=False)
+        sources = [self._source(tensor, getattr(inputs, tensor.name), self._inputs[line, at:]) for tensor, at in pairs]
+        self._last = self._ranks.submit("run", graph.key, line, sources, every=every)
+        self._runs.append(self._last)
+        self._count += 1
         return [Output(self._last, index) for index in range(len(graph.outputs))]
+
+    def _rehearse(self, graph: GraphSpec, inputs: StepInputs) -> None:
+        # until every rank has ended: a first run with ranks that are not lined up is reported to fail
+        self._launch(graph, inputs, every=True)[0].run.result()
+        self._last = None
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         self._ranks.broadcast("clear", slot, list(blocks))
@@ -83,18 +102,20 @@ class NrtRunner(Runner):
         self._ranks.close()
         self._folder.cleanup()
 
-    def _message(self, tensor: TensorSpec, array: Any) -> np.ndarray | int | None:
-        """An input for the ranks: an array, the index of an output of the last run, or None if it is unchanged."""
+    def _source(self, tensor: TensorSpec, array: Any, place: np.ndarray) -> int:
+        """Where the ranks find an input: the index of an output of the last run, UNCHANGED, or SHARED, at its place."""
         if isinstance(array, Output):
             if array.run is self._last:
                 return array.index
             array = np.asarray(array)
         elif self._unchanged.get(tensor) is array:
-            return None
+            return UNCHANGED
         self._unchanged.pop(tensor, None)
         if not array.flags.writeable:
             self._unchanged[tensor] = array
-        return np.ascontiguousarray(array, BY_NAME[tensor.dtype].numpy)
+        content = np.ascontiguousarray(array, BY_NAME[tensor.dtype].numpy)
+        place[: content.nbytes] = content.reshape(-1).view(np.uint8)
+        return SHARED
 
 
 def environments(tp: int, lnc: int) -> list[dict[str, str]]:

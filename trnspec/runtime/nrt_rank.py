@@ -5,6 +5,7 @@ shared by all graphs; a cache is input and output of a graph, which updates it i
 """
 
 import importlib
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -23,6 +24,18 @@ from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.runtime.ranks import serve
 
+# where an input of a run is, if it is no output of the last run: in shared memory, or on the core since an earlier run
+SHARED, UNCHANGED = -1, -2
+# runs whose inputs are in shared memory at once
+RUNS_AHEAD = 4
+_ALIGNMENT = 64
+
+
+def input_places(graph: GraphSpec) -> list[int]:
+    """Where a run's inputs begin in shared memory, in bytes, and where the last one ends."""
+    sizes = (-(-tensor.bytes // _ALIGNMENT) * _ALIGNMENT for tensor in graph.inputs)
+    return list(itertools.accumulate(sizes, initial=0))
+
 
 class _Loaded(NamedTuple):
     """A NEFF on the core; its weights and state by the names of its inputs, its other inputs, and its state as outputs.
@@ -40,10 +53,11 @@ class _Loaded(NamedTuple):
 class RankWorker:
     """A bundle's tensors and graphs on one core. Raises UserError if the folder holds another bundle by now."""
 
-    def __init__(self, rank: int, path: str, digest: str, nrtpy: Any = None) -> None:
+    def __init__(self, rank: int, path: str, digest: str, shared: str, nrtpy: Any = None) -> None:
         self.bundle, self.rank = read_bundle(Path(path)), rank
         if self.bundle.manifest.digest != digest:
             raise UserError(f"found a different bundle in {path}")
+        self._shared = np.memmap(shared, np.uint8, "r").reshape(RUNS_AHEAD, -1)
         # vendor seam
         self._nrtpy = nrtpy or importlib.import_module("nrtpy")
         self._weights = {name: self._put(array) for name, array in shard_tensors(self.bundle, rank).items()}
@@ -74,17 +88,24 @@ class RankWorker:
         two = [{t.name: self._zeros(t) for t in graph.outputs} for _ in range(2)]
         self._graphs[key] = _Loaded(model, resident, inputs, written, two)
 
-    def run(self, key: GraphKey, values: Sequence[np.ndarray | int | None]) -> list[np.ndarray]:
-        """Run a graph on inputs in the plan's order: arrays, indices of outputs of the last run, None if unchanged."""
+    def run(self, key: GraphKey, line: int, sources: Sequence[int]) -> list[np.ndarray]:
+        """Run a graph on inputs in the plan's order: outputs of the last run by index, UNCHANGED, or SHARED.
+
+        Shared ones are in this line of the memory, at `input_places`.
+        """
         graph, loaded = self.bundle.plan.by_key[key], self._graphs[key]
         inputs = {}
-        for tensor, value in zip(graph.inputs, values, strict=True):
-            # also where this NEFF does not read it: another one may, and the value is not sent again
-            if isinstance(value, np.ndarray) and tensor in self._inputs:
-                self._inputs[tensor].write_from_numpy(value)
-            elif isinstance(value, np.ndarray):
-                self._inputs[tensor] = self._put(value)
-            inputs[tensor] = self._last[value] if isinstance(value, int) else self._inputs[tensor]
+        for tensor, source, at in zip(graph.inputs, sources, input_places(graph), strict=False):
+            if source == SHARED:
+                # also where this NEFF does not read it: another one may, and the value is not sent again
+                value = (
+                    self._shared[line, at : at + tensor.bytes].view(BY_NAME[tensor.dtype].numpy).reshape(tensor.shape)
+                )
+                if tensor in self._inputs:
+                    self._inputs[tensor].write_from_numpy(value)
+                else:
+                    self._inputs[tensor] = self._put(value)
+            inputs[tensor] = self._last[source] if source >= 0 else self._inputs[tensor]
         loaded.outputs.reverse()
         outputs = loaded.outputs[0]
         loaded.model(loaded.resident | {n: inputs[t] for n, t in loaded.inputs.items()}, outputs | loaded.state)
@@ -122,5 +143,5 @@ def _names(graph: GraphSpec, loaded: Mapping[str, Any]) -> dict[str, TensorSpec]
 
 
 if __name__ == "__main__":
-    rank, path, digest = sys.argv[2:]
-    serve(Connection(int(sys.argv[1])), int(rank), lambda: RankWorker(int(rank), path, digest))
+    number, *arguments = sys.argv[2:]
+    serve(Connection(int(sys.argv[1])), int(number), lambda: RankWorker(int(number), *arguments))

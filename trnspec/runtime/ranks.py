@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from model.errors import UserError
@@ -54,9 +55,11 @@ class Ranks:
             if self._error:
                 raise self._error
             self._pending[number] = future, set(range(len(self._pipes) if every else 1))
+        # the same bytes for all: a pickle a rank would take most of the time
+        message = ForkingPickler.dumps((number, every, name, arguments))
         try:
             for pipe in self._pipes:
-                pipe.send((number, every, name, arguments))
+                pipe.send_bytes(message)
         except OSError:
             # the listener is about to see why
             future.exception(_END_S)

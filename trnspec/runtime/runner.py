@@ -1,7 +1,9 @@
 """Runs the graphs of a bundle: what the runners of XLA and of nrtpy share."""
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from model.graph_io import StepInputs, StepOutputs, zeros_of
 from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec
 from trnspec.bundle.opening import Bundle
+
+PLATFORMS = ("auto", "cpu", "neuron", "pjrt")
 
 
 class Runner(ABC):
@@ -39,7 +43,7 @@ class Runner(ABC):
         if key not in self.loaded:
             self.load(key)
             if warm:
-                np.asarray(self.launch(key, zeros_of(self.graph(key).inputs))[0])
+                self._rehearse(self.graph(key), zeros_of(self.graph(key).inputs))
 
     def load(self, key: GraphKey) -> None:
         """Compile or load a graph, if it is not loaded."""
@@ -61,6 +65,10 @@ class Runner(ABC):
     @abstractmethod
     def _launch(self, graph: GraphSpec, inputs: StepInputs) -> list[Any]: ...
 
+    def _rehearse(self, graph: GraphSpec, inputs: StepInputs) -> None:
+        """Run a graph for the first time, and wait for it."""
+        np.asarray(self._launch(graph, inputs)[0])
+
     @abstractmethod
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
         """Zero NaN in a slot's state and in blocks: attention multiplies rows that it does not see by 0."""
@@ -70,8 +78,17 @@ class Runner(ABC):
         """Free the devices' memory; nothing runs afterwards."""
 
 
-def load_runner(bundle: Bundle, platform: str = "cpu") -> Runner:
+def platform_of(bundle: Bundle, platform: str = "auto") -> str:
+    """A platform's name; auto is neuron for a bundle with NEFFs where devices and nrtpy are, else cpu."""
+    if platform not in PLATFORMS:
+        raise UserError(f"platform is {platform!r}; it must be {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}")
+    here = any(Path("/dev").glob("neuron[0-9]*")) and importlib.util.find_spec("nrtpy") is not None
+    return platform if platform != "auto" else "neuron" if here and bundle.manifest.compiler.neff == "neff" else "cpu"
+
+
+def load_runner(bundle: Bundle, platform: str = "auto") -> Runner:
     """A bundle on a platform: cpu, neuron (NEFFs by nrtpy), or pjrt (libneuronxla's plugin in JAX, a smoke test)."""
+    platform = platform_of(bundle, platform)
     if platform == "neuron":
         from trnspec.runtime.nrt import NrtRunner  # noqa: PLC0415 (neither jax nor torch)
 

@@ -16,7 +16,8 @@ from model.context import ONE_RANK
 from nki_kernels.attention import law
 from nki_kernels.attention.paged_kv import PAGE
 from nki_kernels.attention.verify import verify_attention
-from nki_kernels.limits import CHUNK
+from nki_kernels.limits import CHUNK, SPARE_PAGES
+from nkisim.policy import using
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 # of check_dropped
@@ -118,7 +119,7 @@ def naive(x: Inputs, limit: Any = None) -> Any:
 def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
     """Pools (pages, G, 128, D) of a cache (B, G, S, D), and its block table, in random order.
 
-    Other pages are garbage, but for page 0, with which the table is filled up to whole chunks.
+    Other pages are garbage, but for page 0, with which the table is filled up to whole chunks, and the spare pages.
     """
     (batch, kv_heads, length, dim), rng = values.shape, np.random.default_rng(seed)
     per = -(-length // PAGE)
@@ -130,7 +131,7 @@ def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]
         pool[0] = 0
         padded = np.pad(cache, ((0, 0), (0, 0), (0, per * PAGE - length), (0, 0)))
         pool[table] = padded.reshape(batch, kv_heads, per, PAGE, dim).swapaxes(1, 2)
-        pools.append(pool)
+        pools.append(np.concatenate((pool, np.zeros((SPARE_PAGES, *pool.shape[1:]), pool.dtype))))
     return (pools[0], pools[1]), np.pad(table, ((0, 0), (0, -per % (CHUNK // PAGE))))
 
 
@@ -177,16 +178,30 @@ def check_splits(x: Any, splits: Any, axis: int) -> None:
 
 
 def check_dropped(x: Any, pages: Any, lnc: int) -> None:
-    """Rows at page 0, beyond the table, also at exactly S, and at negative positions are written nowhere.
+    """Rows at page 0, beyond the table, also at exactly S, and at negative positions change spare pages only.
 
-    x are five sequences of three rows from DROPPED on, in 1024 positions; the first one's bits stay.
+    x are five sequences of three rows from DROPPED on, in 1024 positions; the first one's bits stay. The kernel runs
+    under the strict policy.
     """
     (pools, table), right = pages, x.run()
+    before = without_pages(pools, table)
+    with using("strict"):
+        assert same(x.run((pools, table), lnc=lnc)[0], right[0])
+    check_places(pools, before, table)
+
+
+def without_pages(pools: Any, table: Any) -> list[Any]:
+    """A copy of the pools, after the table has lost the pages of some rows from DROPPED on."""
     table[1], table[2, 0] = 0, 0
-    before = [pool.copy() for pool in pools]
-    assert same(x.run((pools, table), lnc=lnc)[0], right[0])
-    places = {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
-    assert changed_rows(pools, before) == sorted((table[b, p // 128], p % 128) for b, at in places.items() for p in at)
+    return [pool.copy() for pool in pools]
+
+
+def check_places(pools: Any, before: Any, table: Any) -> None:
+    """Of three rows from each of DROPPED on, eight are in their places and the others in spare pages."""
+    changed, kept = changed_rows(pools, before), {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
+    assert changed[:8] == sorted((table[b, p // 128], p % 128) for b, at in kept.items() for p in at)
+    assert {page for page, _ in changed[8:]} <= set(range(len(pools[0]))[-SPARE_PAGES:])
+    assert len(changed) > 8
 
 
 def same(a: Any, b: Any) -> bool:

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from model.attention import append
 from model.cache import AttentionMetadata, Cache
 from model.errors import UserError
 from model.nki.context import NkiContext
 from model.nki.simulated import serve
+from model.ops import EAGER
 from nki_kernels.attention.pipeline import DRAIN, PREFETCH_DISTANCE, STAGES
 from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
 from tests.close import is_close
@@ -24,7 +26,9 @@ from tests.nki_kernels.attention.inputs import (
     SPLITS,
     Dims,
     Inputs,
+    as_torch,
     check_dropped,
+    check_places,
     check_splits,
     draw,
     exact,
@@ -35,6 +39,7 @@ from tests.nki_kernels.attention.inputs import (
     same,
     slices,
     unpooled,
+    without_pages,
 )
 
 # odd first; two chunks, packs within a sequence, new rows in three scatters and in scatters that begin within one
@@ -91,9 +96,18 @@ def test_extreme_scores(size: float) -> None:
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
-def test_rows_without_a_page_are_dropped(lnc: int) -> None:
+def test_rows_without_a_page_change_spare_pages_only(lnc: int) -> None:
     x = draw(Dims(5, 2, 1, 3, 1024, 64), first=DROPPED)
     check_dropped(x, pooled(x.keys, x.values), lnc)
+
+
+def test_rows_without_a_page_change_spare_pages_only_in_hlo() -> None:
+    x = draw(Dims(5, 2, 1, 3, 1024, 64), first=DROPPED)
+    pools, table = pooled(x.keys, x.values)
+    before = without_pages(pools, table)
+    meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table))
+    after = append(EAGER, *map(as_torch, x.new), Cache(*map(as_torch, pools)), meta)
+    check_places([pool.numpy() for pool in after], before, table)
 
 
 @pytest.mark.parametrize("beyond", [None, 0, -2])

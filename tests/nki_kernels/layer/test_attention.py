@@ -99,6 +99,6 @@ def test_pages_do_not_affect_bits() -> None:
 
 
 @pytest.mark.parametrize("lnc", [1, 2])
-def test_rows_without_a_page_are_dropped(lnc: int) -> None:
+def test_rows_without_a_page_change_spare_pages_only(lnc: int) -> None:
     a = draw_attention(AttentionDims(5, 3, 256, 2, 1, 1024), "fp32", first=DROPPED)
     check_dropped(a, a.pages(), lnc)
