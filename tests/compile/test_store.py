@@ -266,8 +266,7 @@ def test_strange_and_full_places(bundle: Path, store_of: str, tmp_path: Path, mo
     with monkeypatch.context() as patch:
         needed = sum(file.bytes for file in read_bundle(bundle).files.values())
         patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=needed - 1))
-        said = f"{needed / 1e6:.2f} MB are needed and", "0.00 MB too little; free some space"
-        refused(lambda: pull(store_of, tmp_path / "copy"), *said)
+        refused(lambda: pull(store_of, tmp_path / "copy"), f"{needed / 1e6:.2f} MB are needed", "0.00 MB too little; ")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
