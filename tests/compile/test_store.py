@@ -205,7 +205,6 @@ def test_another_bundle_is_never_overwritten(bundle: Path, store_of: str, addres
     refused(lambda: push(other, f"{store_of}-2"), "is damaged: weights/tp0", "before it is pushed")
     for remote in (open_remote(str(tmp_path)), open_remote(address)):
         assert remote.put_new("key", b"ours")
-        # a second writer looked before
         remote.size = lambda key: None  # type: ignore[method-assign]
         assert not remote.put_new("key", b"longer than ours")
 
