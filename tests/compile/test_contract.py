@@ -48,8 +48,6 @@ def test_every_graph_is_what_the_plan_says(base: Path, case: dict[str, Any], par
         parameters = _parameters(module)
         assert [i.name for i in parameters] == [hlo.io_names(i)[0] for i in parameters] == names
         assert hlo.io_names(_root(module)) == [*(t.name for t in graph.outputs), *state]
-        ends = [*(i.id for i in parameters), *_root(module).operand_ids]
-        assert len(set(ends)) == len(ends)
         assert [names[at] for _, at in sorted(signature(module).aliases.items())] == names[len(inputs) :]
         # one group of all ranks, in a field for each age of reader
         for instruction in _all(module):
@@ -72,6 +70,8 @@ def test_a_graph_that_is_not_what_is_planned_is_not_built(base: Path, monkeypatc
     plan, graph, proto = _fused(base)
     monkeypatch.setattr(compile.graph.trace, "lower_graph", lambda *_: proto)
     assert list(lower_graphs(plan.spec, [graph])) == [(graph, proto)]
+    # the layers of target and draft have their own epsilon
+    assert min(proto.count(np.float32(epsilon).tobytes()) for epsilon in (1e-6, 0.1)) > 1
     other = next(g for g in plan.graphs if g.weights != graph.weights)
     said = f"{other.file} is not what is planned: ", "report it"
     refused(lambda: list(lower_graphs(plan.spec, [graph, other])), *said)

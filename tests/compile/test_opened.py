@@ -258,6 +258,8 @@ def test_the_doctor_names_what_a_bundle_lacks(bundle: Path, base: Path, capsys: 
     shutil.copyfile(ranks / SHARD, ranks / shard_file(1))
     relist(ranks, shard_file(1))
     assert findings(read_bundle(ranks))[-1].startswith(f"{shard_file(1)} {CUT}")
+    forge(ranks, lambda manifest: manifest["files"].pop(SHARD))
+    refused(lambda: read_bundle(ranks), f"files lacks {SHARD}")
 
 
 def test_a_tokenizer_that_pads_without_end_pads_nothing(bundle: Path) -> None:
