@@ -38,6 +38,14 @@ class BundleScheduler(Scheduler):
         self.max_num_scheduled_tokens = budget
         return output
 
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        super().update_draft_token_ids(draft_token_ids)
+        # vLLM strips the placeholders of a request with a grammar, and would not count its drafts
+        for name, placeholders in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+            request = self.requests.get(name)
+            if request and not (request.is_finished() or request.is_prefill_chunk):
+                request.spec_token_ids = placeholders
+
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         failed: set[str] = getattr(model_runner_output, "failed", set())
         for name in failed & self.requests.keys():

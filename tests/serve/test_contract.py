@@ -27,6 +27,7 @@ SIGNATURES = {
     "vllm.platforms.interface.Platform.pre_register_and_update": ["parser"],
     "vllm.v1.core.kv_cache_manager.KVCacheManager.get_block_ids": ["self", "request_id"],
     "vllm.v1.core.kv_cache_manager.KVCacheManager.evict_blocks": ["self", "block_ids"],
+    "vllm.v1.core.sched.scheduler.Scheduler.update_draft_token_ids": ["self", "draft_token_ids"],
     "vllm.v1.worker.worker_base.WorkerBase.execute_model": ["self", "scheduler_output"],
     "vllm.v1.worker.worker_base.WorkerBase.sample_tokens": ["self", "grammar_output"],
     "vllm.v1.worker.worker_base.WorkerBase.load_model": ["self", "load_dummy_weights"],

@@ -34,6 +34,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output.utils import strip_speculative_padding
 
 from serve import platform
 from serve import worker as module
@@ -123,7 +124,7 @@ class Masks:
         return True
 
     def validate_tokens(self, request: Any, ids: list[int]) -> list[int]:
-        return ids
+        return strip_speculative_padding(ids) if request.use_structured_output else ids
 
 
 def _requests(count: int) -> list[tuple[list[int], Any]]:
