@@ -14,8 +14,7 @@ KEY_TILE = 128
 class Cache(NamedTuple):
     """Keys and values of one layer on one rank: pools of blocks, each (P, G, 128, D).
 
-    Block 0 holds zeros. The last `SPARE_PAGES` take rows without a block; no block table names them, and nobody reads
-    them: operations of a graph write to the last one, a kernel on two cores to both.
+    Block 0 holds zeros. The last `SPARE_PAGES` take rows without a block; nobody reads them.
     """
 
     k: Tensor

@@ -53,8 +53,8 @@ def _normal(seed: int, *shape: int, size: float = 1.0) -> Tensor:
 
 def _caches(heads: int, dim: int, layers: int) -> list[Cache]:
     """Pools of the null block, four others, and the spare ones."""
-    ends = [torch.zeros(count, heads, KEY_TILE, dim) for count in (1, SPARE_PAGES)]
-    pools = [torch.cat((ends[0], _normal(i, 4, heads, KEY_TILE, dim), ends[1])) for i in range(6)]
+    shape, ends = (4, heads, KEY_TILE, dim), (0, 0, 0, 0, 0, 0, 1, SPARE_PAGES)
+    pools = [torch.nn.functional.pad(_normal(i, *shape), ends) for i in range(6)]
     return [Cache(*pools[2 * i : 2 * i + 2]) for i in range(layers)]
 
 

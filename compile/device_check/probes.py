@@ -34,7 +34,7 @@ TIMED = (
     "weights_above_kernel/R32-V4748-fp32-lnc2", "coupled_sample_kernel/R32-V4748-fp32-lnc2",
     "decode_mlp_kernel/32B-tp32-B4-N8-lnc2", "prompt_product_kernel/32B-tp32-C2048-qkv-lnc2",
 )  # fmt: skip
-_COLLECTIVE, _OPS = "sum_over_ranks", TracedOps(2)
+_COLLECTIVE, _OPS = "sum_over_ranks", TracedOps(2, "all_gather")
 
 
 def psum_chains(out: Path) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _sum_by_nki(x: Tensor) -> Tensor:
 
 
 # the graph of one of two ranks
-PROBES = {"all-gather": _OPS.all_gather, "all-reduce": _OPS.all_reduce, "NKI all-reduce": _sum_by_nki}
+PROBES = {"all-gather": lambda x: _OPS.all_gather(x, x), "all-reduce": _OPS.all_reduce, "NKI all-reduce": _sum_by_nki}
 
 
 def _data(name: str) -> tuple[list[np.ndarray], np.ndarray]:

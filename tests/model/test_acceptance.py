@@ -23,6 +23,7 @@ from model.drafters.eagle3 import Eagle3, Eagle3Config, Eagle3Model
 from model.drafters.parallel import MaskedConfig, Parallel
 from model.qwen3 import Qwen3
 from model.speculative import Pair
+from nki_kernels.limits import SPARE_PAGES
 from tests.eager_graphs import EagerGraphs
 from trnspec.engine.config import EngineConfig
 from trnspec.engine.engine import Engine
@@ -123,7 +124,7 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
 
 def _engine(drafter: str) -> Engine:
     target, drafting, kept = DRAFTERS[drafter]()
-    runner = EagerGraphs(Pair(target, drafting), kept, 1 + BATCH, BATCH)
+    runner = EagerGraphs(Pair(target, drafting), kept, 1 + BATCH + SPARE_PAGES, BATCH)
     return Engine(runner, EngineConfig((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH, ((LENGTH, LENGTH),)))
 
 

@@ -136,7 +136,7 @@ def test_kernels_serve_a_head(folder: Path) -> None:
         config = _head(folder, ONE_RANK).config
         draft = _head(folder, ctx, 0, ctx.packing(config)._replace(attention={}))
         assert ("layers.0.mlp.gate_up_packed" in draft.state_dict()) == ctx.sharded
-        x_B3E, caches = draft.hidden(ids, draft.feature(states), empty_caches(config, 1, 3, torch.float32), meta)
+        x_B3E, caches = draft.hidden(ids, draft.feature(states), empty_caches(config, 1, 5, torch.float32), meta)
         after = meta._replace(positions_BN=meta.positions_BN[:, 2:] + 1)
         x_B1E, _ = draft.hidden(ids[:, :1], x_B3E[:, 2:], caches, after)
         outputs.append(draft.lm_head(draft.norm(torch.cat((x_B3E, x_B1E), 1)), draft.rank_11))

@@ -102,8 +102,7 @@ def test_bits_of_neighbours() -> None:
 
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_rows_that_are_appended(lnc: int) -> None:
-    """Rows of a prompt in their pages, from the middle of one on; those beyond the table or in page 0 change spare
-    pages only."""
+    """Rows of a prompt in their pages, from within one on; those beyond the table or in page 0 in spare pages."""
     x, start, count = draw_prompt(6, 3, 1024, 64, "bf16"), 413, 640
     pools, table = pooled(x.keys, x.values)
     table[0, 5] = 0
