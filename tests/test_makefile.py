@@ -40,7 +40,7 @@ def test_a_server_ends_with_the_make_that_started_it(tmp_path: Path) -> None:
 def test_the_device_s_serving_environment_has_the_extras_of_the_package() -> None:
     """nrtpy comes from the vendor's index only, and nki, which excludes it, not at all."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    command = ["make", "-n", "device-serve-environment", "DEVICE_SERVE=none"]
+    command = ["make", "-n", "--no-print-directory", "device-serve-environment", "DEVICE_SERVE=none"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert [shlex.split(line)[3:] for line in lines[1:-1]] == [
         ["-e", "./nkisim", "-e", ".[serve]"],
