@@ -293,7 +293,7 @@ OPTIONS: list[tuple[str, object, str]] = [
     ("config.additional_config", {"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
     ("config.additional_config", {"k": "3"}, "additional-config.k is '3', expected a whole number"),
     ("config.additional_config", {"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
-    ("config.additional_config", {"platform": "tpu"}, "platform is 'tpu', expected one of cpu, neuron, pjrt"),
+    ("config.additional_config", {"platform": "tpu"}, "platform is 'tpu', expected one of auto, cpu, neuron, pjrt"),
     ("bundle.manifest.has_weights", False, "demo was built without weights"),
     ("bundle.files", set(), "demo has no tokenizer"),
 ]
