@@ -2,7 +2,6 @@
 
 import gc
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,8 +37,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{name}: {fact}")
 
 
-# processor seconds of a test without the mark `slow`, where the loop of `_pace` takes _IDLE_S
-_FAST_S, _IDLE_S = 5.0, 0.003
+# processor seconds of a test without the mark `slow`
+_FAST_S = 5.0
 
 
 def _processor_seconds() -> float:
@@ -48,24 +47,16 @@ def _processor_seconds() -> float:
     return times.user + times.system + times.children_user + times.children_system
 
 
-def _pace() -> float:
-    """How many times as long as on an idle machine a loop takes now: neighbours slow a processor up to five times."""
-    begin = time.process_time()
-    for _ in range(200_000):
-        pass
-    return max(1.0, (time.process_time() - begin) / _IDLE_S)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that takes longer than the fast set allows and is not marked slow, in seconds of an idle machine.
+    """Fail a test that takes longer than the fast set allows and is not marked slow.
 
     Processor time is what the test itself needs; wall time on a busy machine is that of others too.
     """
-    begin, pace = _processor_seconds(), _pace()
+    begin = _processor_seconds()
     yield
     seconds = _processor_seconds() - begin
-    if seconds > _FAST_S and not item.get_closest_marker("slow") and seconds > _FAST_S * max(pace, _pace()):
+    if seconds > _FAST_S and not item.get_closest_marker("slow"):
         pytest.fail(f"took {seconds:.1f} s, the fast set allows {_FAST_S:.0f}; make it smaller or mark it slow")
 
 
