@@ -146,9 +146,10 @@ class NkiContext(Context):
         if params.filters is None or params.filtering_R is None:
             return lowest_R
         if isinstance(params.filters, ApproxFilters):
-            best_R = best_logit(self.ops, rank_11, logits_RV)
+            gather = functools.partial(self.ops.all_gather, rank_11=rank_11)
+            best_R = best_logit(gather, logits_RV)
             by = (1 / params.divisor_R, best_R)
-            sums = functools.partial(count_and_mass, self.ops, rank_11, logits_RV, by, self._weights_above)
+            sums = functools.partial(count_and_mass, gather, logits_RV, by, self._weights_above)
             floor_R = params.filters.floor(best_R, params.divisor_R, sums)
         else:
             by_T = (params.divisor_R, params.filters)

@@ -5,6 +5,7 @@ pass computes the weight above fifteen thresholds. Weights come from a callable,
 sums, and no logit leaves its shard. Definitions: docs/sampling.md.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -21,6 +22,8 @@ _SIGN = -(1 << 31)
 
 # (logits (R, V), scale, bias, floor (R,), thresholds (R, J)) -> (R, J): the sums of weights_above
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+# (R, J) of this rank -> (R, ranks * J) of all ranks
+Gather = Callable[[Tensor], Tensor]
 
 
 def filter_floor(ops: Ops, rank_11: Tensor, logits_RV: Tensor, by: tuple[Tensor, Filters], weigh: Weigh) -> Tensor:
@@ -29,51 +32,46 @@ def filter_floor(ops: Ops, rank_11: Tensor, logits_RV: Tensor, by: tuple[Tensor,
     It is never above the row's best logit, whatever the rounding of masses.
     """
     temperature, filters = by
-    best = best_logit(ops, rank_11, logits_RV)
+    gather = functools.partial(ops.all_gather, rank_11=rank_11)
+    best = best_logit(gather, logits_RV)
     none, forever = torch.zeros_like(best), torch.full_like(best, float("inf"))
     floor = (best + temperature * torch.log(filters.min_p_R)).clamp(min=NO_FLOOR)
     top_k = torch.where(filters.top_k_R > 0, filters.top_k_R, forever)
-    kept = _smallest_kept(ops, rank_11, logits_RV, (none, none, floor), top_k, weigh)
-    floor = torch.maximum(floor, kept)
+    floor = torch.maximum(floor, _smallest_kept(gather, logits_RV, (none, none, floor), top_k, weigh))
     probability = (1 / temperature, -best / temperature, floor)
-    mass = over_ranks(ops, rank_11, weigh(logits_RV, *probability, torch.full_like(best, NO_FLOOR)[:, None]))[:, 0]
+    mass = over_ranks(gather, weigh(logits_RV, *probability, torch.full_like(best, NO_FLOOR)[:, None]))[:, 0]
     top_p = torch.where(filters.top_p_R < 1, filters.top_p_R * mass, forever)
-    floor = torch.maximum(floor, _smallest_kept(ops, rank_11, logits_RV, probability, top_p, weigh))
+    floor = torch.maximum(floor, _smallest_kept(gather, logits_RV, probability, top_p, weigh))
     return torch.minimum(floor, best)
 
 
 def count_and_mass(
-    ops: Ops, rank_11: Tensor, logits_RV: Tensor, by: tuple[Tensor, Tensor], weigh: Weigh, tried_RJ: Tensor
+    gather: Gather, logits_RV: Tensor, by: tuple[Tensor, Tensor], weigh: Weigh, tried_RJ: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(R, J) each: how many ids are above each number, and their mass, `by` 1 / T and the best logit: one launch."""
     inverse, best = by
     none, rows = torch.zeros_like(best), logits_RV.shape[0]
     scale, bias = torch.cat((none, inverse)), torch.cat((none, -best * inverse))
     twice, floor = torch.cat((logits_RV, logits_RV)), torch.full_like(scale, NO_FLOOR)
-    sums = over_ranks(ops, rank_11, weigh(twice, scale, bias, floor, torch.cat((tried_RJ, tried_RJ))))
+    sums = over_ranks(gather, weigh(twice, scale, bias, floor, torch.cat((tried_RJ, tried_RJ))))
     return sums[:rows], sums[rows:]
 
 
-def best_logit(ops: Ops, rank_11: Tensor, logits_RV: Tensor) -> Tensor:
+def best_logit(gather: Gather, logits_RV: Tensor) -> Tensor:
     """(R,) each row's best logit over all ranks."""
-    return ops.all_gather(logits_RV.float().amax(-1, keepdim=True), rank_11).amax(-1)
+    return gather(logits_RV.float().amax(-1, keepdim=True)).amax(-1)
 
 
-def over_ranks(ops: Ops, rank_11: Tensor, sums_RJ: Tensor) -> Tensor:
+def over_ranks(gather: Gather, sums_RJ: Tensor) -> Tensor:
     """(R, J) the ranks' sums added up.
 
     Ranks are added by halves, with the same bits on each: the order of an all-reduce may depend on the number of rows.
     """
-    return add_halves(ops.all_gather(sums_RJ, rank_11).unflatten(-1, (-1, sums_RJ.shape[1])), 1)[:, 0]
+    return add_halves(gather(sums_RJ).unflatten(-1, (-1, sums_RJ.shape[1])), 1)[:, 0]
 
 
 def _smallest_kept(
-    ops: Ops,
-    rank_11: Tensor,
-    logits_RV: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
-    bound_R: Tensor,
-    weigh: Weigh,
+    gather: Gather, logits_RV: Tensor, weights: tuple[Tensor, Tensor, Tensor], bound_R: Tensor, weigh: Weigh
 ) -> Tensor:
     """(R,) the smallest number above which there is less weight than the bound."""
     found = torch.zeros_like(bound_R, dtype=torch.int32)
@@ -83,7 +81,7 @@ def _smallest_kept(
         candidates_RJ = found[:, None] | torch.tensor(digits, dtype=torch.int32, device=found.device)
         # a candidate is passed if even the number before it has too much weight above
         before = _number(candidates_RJ - 1)
-        passed = over_ranks(ops, rank_11, weigh(logits_RV, *weights, before)) >= bound_R[:, None]
+        passed = over_ranks(gather, weigh(logits_RV, *weights, before)) >= bound_R[:, None]
         found = found | shift_left(passed.sum(-1).to(torch.int32), shift)
     return _number(found)
 

@@ -79,13 +79,13 @@ class PackedAttention(Attention):
         pack_projections(self, attention, PACKED_ATTENTION, self.head_dim)
 
     def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        vkq, kv = self._product(x_BNE, self.qkv_packed), self.kv_features
+        vkq, kv = product(self.run, x_BNE, self.qkv_packed), self.kv_features
         v, k, q = (self.split_heads(x) for x in (vkq[..., :kv], vkq[..., kv : 2 * kv], vkq[..., 2 * kv :]))
         return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v
 
     def key_value(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         kv = self.kv_features
-        vk = self._product(x_BNE, self.qkv_packed, -(-2 * kv // self.qkv_packed.shape[2]))
+        vk = product(self.run, x_BNE, self.qkv_packed, -(-2 * kv // self.qkv_packed.shape[2]))
         v, k = (self.split_heads(x) for x in (vk[..., :kv], vk[..., kv : 2 * kv]))
         return apply_rope(self.k_norm(k), rope), v
 
@@ -100,16 +100,13 @@ class PackedAttention(Attention):
         out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
         # the packed weight has its inputs in the order D, H
         out_BNF = out_BHND.permute(0, 2, 3, 1).flatten(2)
-        return self.ctx.ops.all_reduce(self._product(out_BNF, self.out_packed)), cache
+        return self.ctx.ops.all_reduce(product(self.run, out_BNF, self.out_packed)), cache
 
     def fits(self, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
         """Whether the decode kernels take these rows: few, causal ones."""
         count, heads_per_kv = x_BNE.shape[1], self.out_packed.shape[1] // self.kv_features
         few = few_rows(x_BNE) and count <= CANDIDATES and heads_per_kv * count <= ROWS
         return few and meta.attend_to_B1 is None
-
-    def _product(self, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
-        return product(self.run, x_BNK, packed, blocks)
 
 
 def product(run: Run, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:

@@ -34,9 +34,9 @@ def project(out_RE, stream, weight, x_PTR):
             groups = -(-weight.columns // P)
             while weight.columns % groups:
                 groups = groups + 1
-            whole = weight.k_tiles <= SHALLOW
-            product = WeightStationary(x_PTR, weight.columns // groups, groups, True, whole)
-            if whole:
+            sequential = weight.k_tiles <= SHALLOW
+            product = WeightStationary(x_PTR, weight.columns // groups, groups, True, sequential)
+            if sequential:
                 product.add(next_block(stream, weight))
             else:
                 accumulate(stream, weight, [product])

@@ -159,17 +159,17 @@ class WeightStationary(nl.NKIObject):
     Group j has columns j W to j W + W - 1, or with `interleaved` columns w J + j, so that a partition has J adjacent
     columns. Weight loads overlap the matmuls; a matmul lasts R cycles, so for R <= 64 this costs about half of moving
     512 columns. Groups whose sums are open together have a tensor each (n = 1), since several in one tensor are
-    reported to lose partial sums; with `whole` a block is multiplied group by group, and n = J.
+    reported to lose partial sums; with `sequential` a block is multiplied group by group, and n = J.
     """
 
-    def __init__(self, x_PTR, width, groups, interleaved, whole=False):
+    def __init__(self, x_PTR, width, groups, interleaved, sequential=False):
         self.x_PTR = x_PTR
         self.width = width
         self.groups = groups
         self.interleaved = interleaved
         self.psum = []
         self.each = 1
-        if whole:
+        if sequential:
             self.each = groups
         for _ in range(groups // self.each):
             shape = (width, self.each, x_PTR.shape[2])

@@ -22,6 +22,9 @@ class RankOps(Ops):
         self.rank, self.barrier, self.meeting, self.collectives = rank, barrier, meeting, 0
         self.ranks, self.rank_11 = len(meeting), torch.tensor([[rank]], dtype=torch.int32)
 
+    def gather(self, x: Tensor) -> Tensor:
+        return self.all_gather(x, self.rank_11)
+
     def all_reduce(self, x: Tensor) -> Tensor:
         assert x.is_floating_point(), "a device sums no integers"
         self.collectives += 1

@@ -107,14 +107,14 @@ def test_noise(dims: Dims, lnc: int) -> None:
 
 
 def test_bits_of_noise_do_not_depend_on_the_launch() -> None:
-    """A row's noise alone, with others, on a shard or on all ids, on one core or two; domains differ."""
+    """A row's noise by itself, with others, on a shard or on all ids, on one core or two; domains differ."""
     seeds, positions = generator_rows(9)
-    whole = gumbel_noise(seeds, positions, one(0), 601, 0)
-    assert np.array_equal(gumbel_noise(seeds, positions, one(0), 601, 0, lnc=2), whole)
+    full = gumbel_noise(seeds, positions, one(0), 601, 0)
+    assert np.array_equal(gumbel_noise(seeds, positions, one(0), 601, 0, lnc=2), full)
     for start, columns in ((0, 300), (300, 301), (151, 77)):
         part = gumbel_noise(seeds[4:5].copy(), positions[4:5].copy(), one(start), columns, 0)
-        assert np.array_equal(part, whole[4:5, start : start + columns])
-    assert not (gumbel_noise(seeds, positions, one(0), 601, 1) == whole).any()
+        assert np.array_equal(part, full[4:5, start : start + columns])
+    assert not (gumbel_noise(seeds, positions, one(0), 601, 1) == full).any()
 
 
 def run(x: Inputs, **options: Any) -> tuple[Any, Any]:
@@ -163,8 +163,8 @@ def test_bits_of_a_sample_do_not_depend_on_neighbours() -> None:
     x = draw(Dims(32, 501, 8))
     values, ids = run(x)
     for r in (0, 13, 31):
-        alone = (a[r : r + 1].copy() for a in (x.logits, x.noise, x.temperature, x.floor))
-        value, token = run(Inputs(*alone, x.start))
+        single = (a[r : r + 1].copy() for a in (x.logits, x.noise, x.temperature, x.floor))
+        value, token = run(Inputs(*single, x.start))
         assert (value[:, 0], token[:, 0]) == (values[:, r], ids[:, r])
 
 
@@ -204,12 +204,12 @@ def test_weights_above(dims: Dims, lnc: int) -> None:
 
 
 def test_bits_of_weights_above() -> None:
-    """Each row's sums alone and beside 31 others."""
+    """Each row's sums by themselves and with 31 other rows."""
     x = draw(Dims(32, 4748))
     scale, bias = np.ones((32, 1), np.float32), np.full((32, 1), -9, np.float32)
     floor = np.full((32, 1), NO_FLOOR)
     thresholds = np.tile(np.linspace(-3, 3, 7, dtype=np.float32), (32, 1))
-    whole = weights_above(x.logits, scale, bias, floor, thresholds)
+    full = weights_above(x.logits, scale, bias, floor, thresholds)
     for r in range(0, 32, 5):
-        alone = weights_above(x.logits[r : r + 1].copy(), scale[:1], bias[:1], floor[:1], thresholds[:1])
-        assert np.array_equal(alone[0, :, 0], whole[0, :, r])
+        single = weights_above(x.logits[r : r + 1].copy(), scale[:1], bias[:1], floor[:1], thresholds[:1])
+        assert np.array_equal(single[0, :, 0], full[0, :, r])

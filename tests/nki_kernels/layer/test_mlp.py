@@ -104,7 +104,7 @@ def test_mlp_has_decode_s_bits(shape: tuple[int, int, int], dtype: str) -> None:
     ("rows", "depth", "dtype"), [(130, 384, "fp32"), pytest.param(300, 4096, "bf16", marks=pytest.mark.slow)]
 )
 def test_products_of_all_layouts(rows: int, depth: int, dtype: str) -> None:
-    """Blocks as decode streams them; a row alone has the bits that it has among others."""
+    """Blocks as decode streams them; a row has the same bits by itself and among others."""
     rng = np.random.default_rng(0)
     x, out = normal(rng, dtype, rows, depth), normal(rng, dtype, 256, depth, size=depth**-0.5)
     q, k, v = (normal(rng, dtype, n * 128, depth, size=depth**-0.5) for n in (2, 1, 1))
