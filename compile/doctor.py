@@ -1,4 +1,4 @@
-"""`python -m compile.doctor DIR`: a bundle's plan and contents, whether it is whole and can generate here."""
+"""`python -m compile.doctor DIR`: a bundle's plan and contents, whether it is complete and can generate here."""
 
 import argparse
 import json

@@ -8,6 +8,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,9 +30,9 @@ from model.nki.launches import LNC
 
 @dataclass(frozen=True)
 class Check:
-    """``run`` gets the report's folder, returns what it saw, and raises where the check does not hold.
+    """``run`` gets the report's folder, returns what it saw, and raises where the check fails.
 
-    It is not reached where one that it needs did not hold, and ended after so many seconds. Its first word names its
+    It is skipped where one that it needs did not pass, and ended after so many seconds. Its first word names its
     row of docs/device.md. `by_nrtpy` chooses its Python, since nki and nrtpy may not share an environment.
     """
 
@@ -43,6 +44,8 @@ class Check:
 
 
 def environment(out: Path) -> dict[str, Any]:
+    if not shutil.which("neuron-ls"):
+        raise UserError("neuron-ls is not on PATH; install aws-neuronx-tools, or run this on a trn2 machine")
     devices = json.loads(subprocess.check_output(["neuron-ls", "--json-output"]))
     if not devices or any(device.get("neuron_processes") for device in devices):
         raise UserError(f"neuron-ls lists no device, or processes that use one: {devices}")
@@ -80,7 +83,7 @@ CHECKS = (
 
 
 def texts() -> dict[str, list[str]]:
-    """First word of a check -> what it does, what it means if it holds and if it fails, what to report."""
+    """First word of a check -> what it does, what it means if it passes and if it fails, what to report."""
     lines = (ROOT / "docs/device.md").read_text(encoding="utf-8").splitlines()
     rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `"))
     return {first.split("`")[1].split()[0]: rest for first, *rest in rows}
@@ -89,7 +92,7 @@ def texts() -> dict[str, list[str]]:
 def outcome_of(check: Check, out: Path) -> dict[str, Any]:
     """The state of a check, and what it saw."""
     try:
-        return {"state": "held", "saw": ", ".join(f"{name} {fact}" for name, fact in check.run(out).items())}
+        return {"state": "passed", "saw": ", ".join(f"{name} {fact}" for name, fact in check.run(out).items())}
     except KeyboardInterrupt:
         return {"state": "FAILED", "saw": f"it was ended, after {check.seconds} s by its alarm"}
     except Exception as error:  # a check may fail in any way
@@ -111,26 +114,28 @@ def isolated(check: Check, out: Path, python: str) -> dict[str, Any]:
 
 
 def run_checks(checks: Sequence[Check], run: Callable[[Check], dict[str, Any]], out: Path) -> bool:
-    """Whether all of them hold. Prints each, then a table; report.json has their outcomes and those of earlier runs."""
+    """Whether all of them pass. Prints each, then a table; report.json has their outcomes and those of earlier runs."""
     file, known = out / "report.json", texts()
     outcomes = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for check in checks:
-        does, held, failed, report = known[check.name.split()[0]]
+        does, if_passed, if_failed, report = known[check.name.split()[0]]
         print(f"{check.name}: {does}", flush=True)
-        begin, lacking = time.monotonic(), [n for n in check.needs if outcomes.get(n, {}).get("state") != "held"]
-        outcome = {"state": "not reached", "saw": f"{', '.join(lacking)} did not hold"} if lacking else run(check)
+        begin, lacking = time.monotonic(), [n for n in check.needs if outcomes.get(n, {}).get("state") != "passed"]
+        outcome = {"state": "skipped", "saw": f"{', '.join(lacking)} did not pass"} if lacking else run(check)
         outcomes[check.name] = outcome | {"seconds": round(time.monotonic() - begin)}
         print(f"  {outcome['state']}; saw: {outcome['saw']}")
         if not lacking:
-            print(f"  means: {held if outcome['state'] == 'held' else failed}\n  report: {report}", flush=True)
+            print(
+                f"  means: {if_passed if outcome['state'] == 'passed' else if_failed}\n  report: {report}", flush=True
+            )
         file.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
     for check in checks:
         print(f"{outcomes[check.name]['state']:<12}{outcomes[check.name]['seconds']:>6} s  {check.name}")
-    return all(outcomes[check.name]["state"] == "held" for check in checks)
+    return all(outcomes[check.name]["state"] == "passed" for check in checks)
 
 
 def main(arguments: list[str]) -> None:
-    """Run the checks; exit 1 if one did not hold."""
+    """Run the checks; exit 1 if one did not pass."""
     by_name = {check.name: check for check in CHECKS}
     parser = argparse.ArgumentParser(prog="python -m compile.device_check", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")

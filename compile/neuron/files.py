@@ -59,7 +59,7 @@ def add_compiled(
         made |= _specialise(staging, graphs, protos, work / KERNELS_FOLDER, versions)
         protos = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in protos}
     records, neffs, logs, sizes = graphs | made, list[StagedFile](), list[StagedFile](), dict[str, int]()
-    # a first token needs the greedy set; of the others the largest begin first, so that none runs on alone at the end
+    # a first token needs the greedy set; the largest of the others begin first, so that the end has no long one
     greedy = {graph.key for graph in make_plan(replace(plan.spec, graphs="greedy")).graphs}
     for graph in sorted(plan.graphs, key=lambda g: (g.key not in greedy, -records[protos[g.key.name]].bytes)):
         name, line, hlo = graph.key.name, flags[flag_tag(graph.key)], protos[graph.key.name]

@@ -63,5 +63,5 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> N
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
             f"{COMPILER} ended with {done.returncode} on {hlo.name} and said: {last}; read {log}, change "
-            "compiler_flags, and run the command again: what was compiled is kept"
+            "compiler_flags, and run the command again: compiled graphs are reused"
         )

@@ -63,12 +63,12 @@ def test_it_goes_on_after_failures(
     assert not run_checks(checks, lambda check: outcome_of(check, tmp_path), tmp_path)
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert [(o["state"], o["saw"]) for o in report.values()] == [
-        ("held", "us 3"), ("FAILED", "the ids differ"), ("FAILED", "ZeroDivisionError: division by zero"),
-        ("held", ""), ("not reached", "run 2 did not hold"), ("not reached", "run 5 did not hold"),
+        ("passed", "us 3"), ("FAILED", "the ids differ"), ("FAILED", "ZeroDivisionError: division by zero"),
+        ("passed", ""), ("skipped", "run 2 did not pass"), ("skipped", "run 5 did not pass"),
     ]  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     assert lines[4:8] == ["run 2: runs", "  FAILED; saw: the ids differ", "  means: wrong", "  report: the log"]
-    assert lines[-1] == "not reached      0 s  run 6"
+    assert lines[-1] == "skipped          0 s  run 6"
     # one check again, whose need is known
     assert run_checks(checks[3:4], lambda check: outcome_of(check, tmp_path), tmp_path)
 
@@ -78,7 +78,7 @@ def test_a_check_that_crashes_or_hangs_is_an_outcome(tmp_path: Path) -> None:
     for script, saw in (
         ("kill -ABRT $$", "its process ended with status -6, a signal if below 0"),
         ("exec sleep 60", "it hangs after 1 s"),
-        ('echo noise; echo \'{"state": "held"}\'', None),
+        ('echo noise; echo \'{"state": "passed"}\'', None),
     ):
         python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         python.chmod(0o755)
@@ -154,12 +154,12 @@ EACH = [name for name in BY_NAME if _word(name) not in ("bench", "time") or prob
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (_word(n) in SLOW)) for n in EACH])
-def test_a_check_holds_and_a_planted_fault_fails_it(name: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_passes_and_a_planted_fault_fails_it(name: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, said = FAULTS[_word(name)]
     leave_neff(machine / probes.TIMED[0].replace("/", "-"))
     needed = [need for of in BY_NAME[name].needs for need in (*BY_NAME[of].needs, of)]
     for check in (*needed, name):
-        assert outcome_of(BY_NAME[check], machine)["state"] == "held", check
+        assert outcome_of(BY_NAME[check], machine)["state"] == "passed", check
     LAUNCHED.clear()
     plant(monkeypatch, machine)
     outcome = outcome_of(BY_NAME[name], machine)
@@ -187,9 +187,9 @@ Answered = tuple[BundleSpec, list[Request], list[Result]]
 def right(tmp_path_factory: pytest.TempPathFactory) -> Answered:
     """Requests, and the results of a right device: a tiny pair in eager torch."""
     built = spec(write_noisy_pair(tmp_path_factory.mktemp("pair")), max_len=256, batch=4)
-    asked, graphs = ids.requests(built.bundle), eager_graphs(built.bundle, built.checkpoints)
-    results = Engine(graphs, engine_config(SimpleNamespace(spec=built.bundle))).run(asked)  # type: ignore[arg-type]
-    return built.bundle, asked, results
+    sent, graphs = ids.requests(built.bundle), eager_graphs(built.bundle, built.checkpoints)
+    results = Engine(graphs, engine_config(SimpleNamespace(spec=built.bundle))).run(sent)  # type: ignore[arg-type]
+    return built.bundle, sent, results
 
 
 def _compared(right: Answered, wrong: Callable[[int, int], bool], steps: int = 1, apart: float = 1) -> dict[str, Any]:
