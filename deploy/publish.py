@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.exceptions import BotoCoreError, ClientError
+
+from model.errors import UserError, run_cli
 
 LABELS = ("server", "prompts", "clients")
 Sample = tuple[dict[str, str], str, float]
@@ -62,16 +65,23 @@ def to_pushgateway(found: Iterable[Sample], address: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Print the samples and send them; UserError for a file without them or a destination that refuses."""
     parser = argparse.ArgumentParser(prog="python -m deploy.publish", description=__doc__)
     parser.add_argument("result", type=Path, help="what --out of bench.serving wrote")
-    result = json.loads(parser.parse_args(arguments).result.read_text(encoding="utf-8"))
-    found = samples(result["rows"], os.environ["BUNDLE"])
+    file = parser.parse_args(arguments).result
+    try:
+        found = samples(json.loads(file.read_text(encoding="utf-8"))["rows"], os.environ.get("BUNDLE", ""))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is no result of bench.serving ({error!r}); give the file of its --out") from error
     print(exposition(found), end="")
-    if namespace := os.environ.get("CLOUDWATCH_NAMESPACE"):
-        to_cloudwatch(found, namespace)
-    if address := os.environ.get("PUSHGATEWAY"):
-        to_pushgateway(found, address)
+    try:
+        if namespace := os.environ.get("CLOUDWATCH_NAMESPACE"):
+            to_cloudwatch(found, namespace)
+        if address := os.environ.get("PUSHGATEWAY"):
+            to_pushgateway(found, address)
+    except (BotoCoreError, ClientError, OSError, ValueError) as error:
+        raise UserError(f"the metrics were refused: {error}; correct the destination and run it again") from error
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_cli(lambda: main(sys.argv[1:]))

@@ -234,8 +234,10 @@ def test_a_planted_fault_is_noticed(law: Law, file: str, old: str, new: str, sai
     assert old in text
     (deploy / file).write_text(text.replace(old, new), encoding="utf-8")
     changed = [folder for folder in FOLDERS if folder.startswith(file.split("/", 1)[0].replace("base", "overlays"))]
-    kept = {key: made for key, made in RENDERED.items() if key[0] not in changed}
-    found = list(law(kept | {key: made for folder in changed for key, made in render(deploy, folder).items()}, deploy))
+    unchanged = {key: made for key, made in RENDERED.items() if key[0] not in changed}
+    found = list(
+        law(unchanged | {key: made for folder in changed for key, made in render(deploy, folder).items()}, deploy)
+    )
     assert any(said in sentence for sentence in found), found
 
 

@@ -12,6 +12,7 @@ import pytest
 from moto import mock_aws
 
 from deploy import publish
+from model.errors import UserError
 
 ROWS = [
     {"prompts": 'a "b"', "clients": 4, "server": name, "rounds": 2, "median_ttft_ms": 21.5, "p99_itl_ms": itl,
@@ -44,3 +45,16 @@ def test_a_result_is_published(
     labels = [f'{{bundle="pair",server="{s}",prompts="a \\"b\\"",clients="4"}}' for s in ("baseline", "speculative")]
     metric = "specdec_bench_p99_itl_ms"
     assert f"# TYPE {metric} gauge\n{metric}{labels[0]} 7.5\n{metric}{labels[1]} 9.25\n" in printed
+
+
+def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "serving.json").write_text(json.dumps({"rows": [{"server": "baseline"}]}))
+    with pytest.raises(UserError, match=r"no result of bench\.serving .* give the file of its --out"):
+        publish.main([str(file)])
+    file.write_text(json.dumps({"rows": ROWS}))
+    monkeypatch.setenv("BUNDLE", "pair")
+    # nothing listens on the discard port of this host, and a URL needs a scheme
+    for gateway in ("http://127.0.0.1:9/", "gateway:9091/"):
+        monkeypatch.setenv("PUSHGATEWAY", gateway)
+        with pytest.raises(UserError, match="the metrics were refused: .*; correct the destination"):
+            publish.main([str(file)])
