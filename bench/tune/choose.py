@@ -19,16 +19,21 @@ def ms_per_token(setup: Setup, acceptance: Acceptance, k: int, end: str = "nomin
     return step_us(setup, k, end) / acceptance.tokens(k) / 1e3
 
 
+def is_known(setup: Setup, acceptance: Acceptance, k: int) -> bool:
+    """Whether a step of k fits the kernels, and its tokens are known."""
+    return k <= setup.max_k and acceptance.only_k in (0, k)
+
+
 def best_k(setup: Setup, acceptance: Acceptance) -> int:
     """The fastest k whose tokens a step are known; 0 is no speculation, and the smallest of equals is taken."""
-    known = (acceptance.only_k,) if acceptance.only_k else range(1, setup.max_k + 1)
-    return min((0, *(k for k in known if k <= setup.max_k)), key=lambda k: ms_per_token(setup, acceptance, k))
+    known = (k for k in range(1, setup.max_k + 1) if is_known(setup, acceptance, k))
+    return min((0, *known), key=lambda k: ms_per_token(setup, acceptance, k))
 
 
 def row(setup: Setup, acceptance: Acceptance, k: int | None = None) -> Row:
     """The figures at k, by default the best one, with the band of all uncertain constants.
 
-    `step` is in steps of the target alone: with fewer tokens a step the drafts should be off.
+    `step` is in steps without speculation: with fewer tokens a step the drafts should be off.
     """
     k = best_k(setup, acceptance) if k is None else k
     ms = {end: ms_per_token(setup, acceptance, k, end) for end in CASES}
@@ -36,7 +41,7 @@ def row(setup: Setup, acceptance: Acceptance, k: int | None = None) -> Row:
     return asdict(setup) | {
         "workload": acceptance.workload, "k": k, "tokens": acceptance.tokens(k), "assumed": acceptance.assumed,
         "from": acceptance.source, "source": "simulated", "step": acceptance.tokens(k) / gains["nominal"],
-        "ms": ms["nominal"], "ms_low": ms["low"], "ms_high": ms["high"],
+        "step_ms": step_us(setup, k) / 1e3, "ms": ms["nominal"], "ms_low": ms["low"], "ms_high": ms["high"],
         "gain": gains["nominal"], "gain_low": min(gains.values()), "gain_high": max(gains.values()),
         "tokens_per_second_per_chip": setup.batch * 1e3 / ms["nominal"] / setup.chips,
     }  # fmt: skip
@@ -66,11 +71,11 @@ def gain(row: Row) -> str:
 
 def table(rows: Iterable[Row], *first: str) -> str:
     """A line for each row, which begins with these of its fields."""
-    heads = ["drafter", "tp", "batch", "k", "tokens a step", "step, in steps of the target alone (simulated)",
+    heads = ["drafter", "tp", "batch", "k", "tokens a step", "step, ms (simulated), times k 0",
              "ms per token (simulated)", "gain (simulated)", "tokens/s and chip (simulated)"]  # fmt: skip
     return markdown([*first, *heads], [
         [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["batch"]),
          str(r["k"]) if r["k"] else "off", f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}",
-         f"{r['step']:.2f}", ms(r), gain(r), f"{r['tokens_per_second_per_chip']:.0f}"]
+         f"{r['step_ms']:.1f}, {r['step']:.2f}", ms(r), gain(r), f"{r['tokens_per_second_per_chip']:.0f}"]
         for r in rows
     ])  # fmt: skip
