@@ -188,8 +188,8 @@ def _check_numbers(spec: BundleSpec) -> None:
          f"max-len {spec.max_len} is no multiple of {KEY_TILE}; use {' or '.join(map(str, around))}"),
         (spec.rows >= spec.max_len, f"k {spec.k} leaves no room in max-len {spec.max_len}; raise max-len"),
         (spec.usable < least,
-         f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions and "
-         f"three hold none (block 0 and the spare ones), give at least {least + SPARE_PAGES}"),
+         f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions, "
+         f"block 0 and {SPARE_PAGES} spare blocks are reserved, give at least {least + SPARE_PAGES}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
         (not rising or any(bucket % tile for bucket in buckets[:-1]),

@@ -56,10 +56,10 @@ def unwritten_output(bad: bool) -> Any:
 
 @case(UnwrittenRead)
 def skipped_row(bad: bool) -> Any:
-    held = nl.ndarray((2, 8), nl.float32) if bad else tile(2)
+    dst = nl.ndarray((2, 8), nl.float32) if bad else tile(2)
     source = hbm(4).ap([[8, 2], [1, 8]], vector_offset=words(1, 9))
-    nisa.dma_copy(dst=held, src=source, oob_mode=nisa.oob_mode.skip)
-    return out(held)
+    nisa.dma_copy(dst=dst, src=source, oob_mode=nisa.oob_mode.skip)
+    return out(dst)
 
 
 @case(UnwrittenRead)

@@ -40,17 +40,17 @@ def halves(size: int, dense: bool) -> Any:
 
 def two_chains(together: bool, width: int = 8) -> Any:
     """Two chains of two products each in one PSUM tensor."""
-    held, x = bank(), tile(columns=width, dtype="bfloat16")
+    psum, x = bank(), tile(columns=width, dtype="bfloat16")
     for step in ((0, False), (1, False), (0, True), (1, True)) if together else ((0, None), (0, None), (1, False)):
-        mm(held[:, step[0] * width : step[0] * width + width], b=x, accumulate=step[1])
+        mm(psum[:, step[0] * width : step[0] * width + width], b=x, accumulate=step[1])
 
 
 def over_a_chain(together: bool) -> Any:
     """A transpose between the products of a chain, in its tensor or in its own."""
-    held, x = bank(dtype="float32"), tile(32, 32)
-    mm(held[:, 0:8], b=tile(columns=8, dtype="bfloat16"), accumulate=False)
-    nisa.nc_transpose((held if together else bank())[0:32, 32:64], x, engine=ENGINE.tensor)
-    mm(held[:, 0:8], b=tile(columns=8, dtype="bfloat16"), accumulate=True)
+    psum, x = bank(dtype="float32"), tile(32, 32)
+    mm(psum[:, 0:8], b=tile(columns=8, dtype="bfloat16"), accumulate=False)
+    nisa.nc_transpose((psum if together else bank())[0:32, 32:64], x, engine=ENGINE.tensor)
+    mm(psum[:, 0:8], b=tile(columns=8, dtype="bfloat16"), accumulate=True)
 
 
 HALF = bank

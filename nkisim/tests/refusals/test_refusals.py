@@ -96,9 +96,9 @@ def test_a_report_warns_once_by_default(row: Refusal) -> None:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             broken(row, bad, "warn")
-        asked = [str(w.message) for w in said if w.category is errors.Reported]
-        assert len(asked) == bad
-        assert all("ask a device" in text for text in asked)
+        reported = [str(w.message) for w in said if w.category is errors.Reported]
+        assert len(reported) == bad
+        assert all("ask a device" in text for text in reported)
 
 
 def refusing_lines() -> set[Site]:

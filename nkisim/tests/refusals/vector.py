@@ -101,10 +101,10 @@ rules("tensor_scalar_cumulative", (WrongArgument, lambda b: running(1.0 if b els
 
 def read_copy(late: bool) -> object:
     """Overwrite the source of nl.copy, and read the copy afterwards or before."""
-    source, held = f32(), f32()
+    source, dst = f32(), f32()
     copied = nl.copy(source)
     for write in (True, False) if late else (False, True):
-        nisa.memset(source, 0.0) if write else nisa.tensor_copy(held, copied)
+        nisa.memset(source, 0.0) if write else nisa.tensor_copy(dst, copied)
 
 
 rules(
