@@ -7,6 +7,7 @@ blocks, so that four or two blocks share a PSUM bank and its copy. Up to FEW_ROW
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.layer.channel_scale import channel_groups
 from nki_kernels.layer.weight_stream import RowStationary, WeightStationary, accumulate, next_block
 from nki_kernels.tiles import P, dma_static
 
@@ -28,12 +29,13 @@ def padded_rows(rows):
 def project(out_RE, stream, weight, x_PTR):
     """Store the product of rows (128, tiles, padded_rows), zero beyond the rows, with this core's blocks."""
     part, blocks = x_PTR.shape[2], weight.blocks
+    if weight.is_fp8():
+        for block in range(blocks[0], blocks[1]):
+            project_fp8(out_RE, stream, weight, x_PTR, block)
+        return
     if part <= FEW_ROWS:
         for block in range(blocks[0], blocks[1]):
-            # the smallest number of equal groups of at most 128 columns
-            groups = -(-weight.columns // P)
-            while weight.columns % groups:
-                groups = groups + 1
+            groups = channel_groups(weight.columns)
             sequential = weight.k_tiles <= SHALLOW
             product = WeightStationary(x_PTR, weight.columns // groups, groups, True, sequential)
             if sequential:
@@ -49,6 +51,24 @@ def project(out_RE, stream, weight, x_PTR):
         for i in range(count):
             accumulate(stream, weight, [RowStationary(x_PTR, psum_QC[i * part : (i + 1) * part, :], i * part)])
         store_blocks(out_RE, psum_QC, first, part)
+
+
+def project_fp8(out_RE, stream, weight, x_PTR, block):
+    """Store one block's product with the weights stationary, scaled and rounded, then transposed to rows."""
+    rows, padded = out_RE.shape[0], x_PTR.shape[2]
+    groups = channel_groups(weight.columns)
+    width = weight.columns // groups
+    product = WeightStationary(x_PTR, width, groups, False)
+    accumulate(stream, weight, [product])
+    psum_RC = nl.ndarray((padded, weight.columns), dtype=out_RE.dtype, buffer=nl.psum)
+    rounded_RC = nl.ndarray(psum_RC.shape, dtype=out_RE.dtype)
+    for j in range(groups):
+        scaled_WR, psum_WR = nl.ndarray((width, padded), dtype=out_RE.dtype), product.psum[j][:, 0, :]
+        scale_W1 = weight.channels.of_group(block, j)
+        nisa.tensor_scalar(dst=scaled_WR, data=psum_WR, op0=nl.multiply, operand0=scale_W1)
+        nisa.nc_transpose(dst=psum_RC[:, j * width : (j + 1) * width], data=scaled_WR)
+    nisa.tensor_copy(dst=rounded_RC, src=psum_RC)
+    dma_static(out_RE[:, block * weight.columns : (block + 1) * weight.columns], rounded_RC[0:rows])
 
 
 def store_transposed(out_RE, psum, block):
