@@ -20,7 +20,7 @@ import nki.language as nl
 from nki_kernels.checks import check_mlp, check_rows, launcher
 from nki_kernels.layer.channel_scale import channel_groups, scale_of
 from nki_kernels.layer.core_split import MLP_PIPE, exchange, weight_bytes
-from nki_kernels.layer.projections import padded_rows, project
+from nki_kernels.layer.projections import padded_rows, project, rows_of_groups
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
 from nki_kernels.layer.weight_stream import (
     TILE_BYTES,
@@ -104,35 +104,51 @@ class MLPHalf(nl.NKIObject):
         gated_RI = nl.ndarray((padded_rows(count), self.down.depth), dtype=rows.scaled_PTR.dtype)
         if padded_rows(count) > count:
             nisa.memset(dst=gated_RI, value=0.0)
+        if self.gate_up.is_fp8():
+            self.gate_and_up_fp8(gated_RI, rows, stream)
+            return transpose_rows(gated_RI)
         for block in range(first, last):
-            target_RC = gated_RI[0:count, block * width : (block + 1) * width]
-            if self.gate_up.is_fp8():
-                self.gate_and_up_fp8(target_RC, rows, stream, block)
-            else:
-                products = row_products(self.gate_up, [rows.scaled_PTR])
-                accumulate(stream, self.gate_up, products)
-                swiglu(target_RC, products[0].psum, rows.inv_rms())
-            if self.is_split:
-                received = (block + last - first) % (2 * (last - first))
-                src = gated_RI[:, block * width : (block + 1) * width]
-                dst = gated_RI[:, received * width : (received + 1) * width]
-                exchange(src, dst, MLP_PIPE, nisa.dma_engine.gpsimd_dma)
+            products = row_products(self.gate_up, [rows.scaled_PTR])
+            accumulate(stream, self.gate_up, products)
+            swiglu(gated_RI[0:count, block * width : (block + 1) * width], products[0].psum, rows.inv_rms())
+            self.exchange_block(gated_RI, block)
         return transpose_rows(gated_RI)
 
-    def gate_and_up_fp8(self, gated_RC, rows, stream, block):
-        """silu(gate) * up of one block with the weights stationary, so that a channel's scale is one per partition."""
-        count, columns = gated_RC.shape
-        width, scales = columns // self.groups, self.gate_up.channels
-        product = WeightStationary(rows.scaled_PTR, width, 2 * self.groups, False)
-        accumulate(stream, self.gate_up, [product])
-        psum_RC = nl.ndarray((count, columns), dtype=gated_RC.dtype, buffer=nl.psum)
-        for j in range(self.groups):
-            gated_WR, up = nl.ndarray((width, count), dtype=gated_RC.dtype), self.groups + j
-            gate_pair = (product.psum[j][:, 0, :], scales.of_group(block, j))
-            up_pair = (product.psum[up][:, 0, :], scales.of_group(block, up))
-            swiglu_transposed(gated_WR, gate_pair, up_pair, rows.inv_rms_all_partitions())
-            nisa.nc_transpose(dst=psum_RC[:, j * width : (j + 1) * width], data=gated_WR)
-        nisa.tensor_copy(dst=gated_RC, src=psum_RC)
+    def exchange_block(self, gated_RI, block):
+        """Send a block of silu(gate) * up to the other core, if it has the other half, and receive one."""
+        width, count = self.gate_up.columns // 2, self.gate_up.blocks[1] - self.gate_up.blocks[0]
+        if self.is_split:
+            received = (block + count) % (2 * count)
+            src = gated_RI[:, block * width : (block + 1) * width]
+            dst = gated_RI[:, received * width : (received + 1) * width]
+            exchange(src, dst, MLP_PIPE, nisa.dma_engine.gpsimd_dma)
+
+    def gate_and_up_fp8(self, gated_RI, rows, stream):
+        """The same with the weights stationary, so that a channel's scale is one per partition.
+
+        A block is transposed after the next one's product: the Tensor Engine does not wait for SwiGLU.
+        """
+        before = []
+        for block in range(self.gate_up.blocks[0], self.gate_up.blocks[1]):
+            width = self.gate_up.columns // (2 * self.groups)
+            product = WeightStationary(rows.scaled_PTR, width, 2 * self.groups, False)
+            accumulate(stream, self.gate_up, [product])
+            self.store_gated(gated_RI, block - 1, before)
+            before = []
+            for j in range(self.groups):
+                gate, up, scales = product.psum[j], product.psum[self.groups + j], self.gate_up.channels
+                gated_WR = nl.ndarray((width, rows.scaled_PTR.shape[2]), dtype=gated_RI.dtype)
+                gate_pair = (gate[:, 0, :], scales.of_group(block, j))
+                up_pair = (up[:, 0, :], scales.of_group(block, self.groups + j))
+                swiglu_transposed(gated_WR, gate_pair, up_pair, rows.inv_rms_all_partitions())
+                before.append(gated_WR)
+        self.store_gated(gated_RI, self.gate_up.blocks[1] - 1, before)
+
+    def store_gated(self, gated_RI, block, gated):
+        """Put the groups (W, R) of a block into rows, if there are any, and exchange them."""
+        if len(gated) > 0:
+            rows_of_groups(gated_RI, block * self.groups * gated[0].shape[0], gated)
+            self.exchange_block(gated_RI, block)
 
 
 @nki.jit

@@ -30,8 +30,7 @@ def project(out_RE, stream, weight, x_PTR):
     """Store the product of rows (128, tiles, padded_rows), zero beyond the rows, with this core's blocks."""
     part, blocks = x_PTR.shape[2], weight.blocks
     if weight.is_fp8():
-        for block in range(blocks[0], blocks[1]):
-            project_fp8(out_RE, stream, weight, x_PTR, block)
+        project_fp8(out_RE, stream, weight, x_PTR)
         return
     if part <= FEW_ROWS:
         for block in range(blocks[0], blocks[1]):
@@ -53,22 +52,43 @@ def project(out_RE, stream, weight, x_PTR):
         store_blocks(out_RE, psum_QC, first, part)
 
 
-def project_fp8(out_RE, stream, weight, x_PTR, block):
-    """Store one block's product with the weights stationary, scaled and rounded, then transposed to rows."""
-    rows, padded = out_RE.shape[0], x_PTR.shape[2]
-    groups = channel_groups(weight.columns)
+def project_fp8(out_RE, stream, weight, x_PTR):
+    """The same for FP8 weights, which are stationary: each block is scaled, rounded and transposed to rows.
+
+    A block is transposed after the next one's product: the Tensor Engine does not wait for the rounding.
+    """
+    groups, before = channel_groups(weight.columns), []
     width = weight.columns // groups
-    product = WeightStationary(x_PTR, width, groups, False)
-    accumulate(stream, weight, [product])
-    psum_RC = nl.ndarray((padded, weight.columns), dtype=out_RE.dtype, buffer=nl.psum)
-    rounded_RC = nl.ndarray(psum_RC.shape, dtype=out_RE.dtype)
-    for j in range(groups):
-        scaled_WR, psum_WR = nl.ndarray((width, padded), dtype=out_RE.dtype), product.psum[j][:, 0, :]
-        scale_W1 = weight.channels.of_group(block, j)
-        nisa.tensor_scalar(dst=scaled_WR, data=psum_WR, op0=nl.multiply, operand0=scale_W1)
-        nisa.nc_transpose(dst=psum_RC[:, j * width : (j + 1) * width], data=scaled_WR)
-    nisa.tensor_copy(dst=rounded_RC, src=psum_RC)
-    dma_static(out_RE[:, block * weight.columns : (block + 1) * weight.columns], rounded_RC[0:rows])
+    for block in range(weight.blocks[0], weight.blocks[1]):
+        product = WeightStationary(x_PTR, width, groups, False)
+        accumulate(stream, weight, [product])
+        store_groups(out_RE, block - 1, before)
+        before = []
+        for j in range(groups):
+            rounded_WR = nl.ndarray((width, x_PTR.shape[2]), dtype=out_RE.dtype)
+            scale_W1, psum_WR = weight.channels.of_group(block, j), product.psum[j][:, 0, :]
+            nisa.tensor_scalar(dst=rounded_WR, data=psum_WR, op0=nl.multiply, operand0=scale_W1)
+            before.append(rounded_WR)
+    store_groups(out_RE, weight.blocks[1] - 1, before)
+
+
+def store_groups(out_RE, block, groups_WR):
+    """Store the groups of a block's columns, if there are any."""
+    if len(groups_WR) > 0:
+        width, padded = groups_WR[0].shape
+        columns, rows = width * len(groups_WR), out_RE.shape[0]
+        rows_RC = nl.ndarray((padded, columns), dtype=out_RE.dtype)
+        rows_of_groups(rows_RC, 0, groups_WR)
+        dma_static(out_RE[:, block * columns : (block + 1) * columns], rows_RC[0:rows])
+
+
+def rows_of_groups(rows_RC, first, groups_WR):
+    """Transpose groups of columns (W, R) to the columns of rows from `first` on."""
+    width, rows = groups_WR[0].shape
+    psum_RC = nl.ndarray((rows, width * len(groups_WR)), dtype=rows_RC.dtype, buffer=nl.psum)
+    for j in range(len(groups_WR)):
+        nisa.nc_transpose(dst=psum_RC[:, j * width : (j + 1) * width], data=groups_WR[j])
+    nisa.tensor_copy(dst=rows_RC[0:rows, first : first + width * len(groups_WR)], src=psum_RC)
 
 
 def store_transposed(out_RE, psum, block):
