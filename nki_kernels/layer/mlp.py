@@ -75,7 +75,9 @@ class MLPHalf(nl.NKIObject):
                 blocks.append((0, tensor.shape[0]))
             else:
                 blocks.append((0, 0))
-        self.gate_up = PackedWeight(f"gate_up {layer}", gate_up, blocks[0], row_splits(gate_up.shape[1]), scale_of(scales, 0))
+        self.gate_up = PackedWeight(
+            f"gate_up {layer}", gate_up, blocks[0], row_splits(gate_up.shape[1]), scale_of(scales, 0)
+        )
         self.down = PackedWeight(f"down {layer}", down, blocks[1], 1, scale_of(scales, 1))
         self.is_idle = blocks[0][0] == blocks[0][1]
         # groups of channels of a block, FP8: those of gate, as many of up

@@ -77,7 +77,9 @@ def pack_qkv(q: Any, k: Any, v: Any, dim: int, columns: int = BANK) -> Any:
 
 
 def pack_out(weight: Any, dim: int, columns: int = BANK) -> Any:
-    """The output projection (out, H * D) as (blocks, D * H, C), the inputs in the order D, H."""
+    """The output projection (out, H * D) as (blocks, D * H, C), the inputs in the order D, H; or scales (out, 1)."""
     out, depth = weight.shape
+    if depth == 1:
+        return pack(weight, columns)
     by_dim = weight.reshape(out, depth // dim, dim).swapaxes(1, 2)
     return pack(_contiguous(by_dim).reshape(out, depth), columns)
