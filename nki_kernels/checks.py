@@ -127,7 +127,7 @@ def check_weights(x, names, weights, scales):
     rows = dtype_of(x)
     refuse(rows != "bfloat16", f"x is {rows}, FP8 weights multiply bfloat16 rows: convert x, or pass {rows} weights")
     for name, weight, scale in zip(names, weights, scales, strict=True):
-        check(name, weight, weight.shape, FP8, "quantise it, or pass no scales")
+        check(name, weight, weight.shape, FP8, "quantize it, or pass no scales")
         check(f"{name}'s scale", scale, (weight.shape[0], 1, weight.shape[2]), FP32, "pack it as its weight")
 
 
