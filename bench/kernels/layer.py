@@ -66,8 +66,7 @@ class Shard:
 def packed(depth: int, features: int, blocks_of: int = 1) -> Any:
     """A random packed weight of `features` outputs; its numbers keep the size of its operand."""
     width = block_width(features, BANK // blocks_of)
-    drawn = normal((features // width, depth, blocks_of * width), BF16)
-    return (drawn * depth**-0.5).astype(drawn.dtype)
+    return normal((features // width, depth, blocks_of * width), BF16, depth**-0.5)
 
 
 def mlp_arguments(shard: Shard) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.table import markdown
 from bench.tune.acceptance import Acceptance
-from bench.tune.drafters import Setup, step_us
+from bench.tune.drafters import Setup, read_share, step_us
 from nkisim.timeline.chip import CASES
 
 Row = dict[str, Any]
@@ -26,56 +26,93 @@ def is_known(setup: Setup, acceptance: Acceptance, k: int) -> bool:
 
 def best_k(setup: Setup, acceptance: Acceptance) -> int:
     """The fastest k whose tokens a step are known; 0 is no speculation, and the smallest of equals is taken."""
-    known = (k for k in range(1, setup.max_k + 1) if is_known(setup, acceptance, k))
+    most = min(setup.max_k, len(acceptance.shares))
+    known = (k for k in range(1, most + 1) if is_known(setup, acceptance, k))
     return min((0, *known), key=lambda k: ms_per_token(setup, acceptance, k))
 
 
-def row(setup: Setup, acceptance: Acceptance, k: int | None = None) -> Row:
-    """The figures at k, by default the best one, with the band of all uncertain constants.
+def row(
+    setup: Setup, acceptance: Acceptance, k: int | None = None, ends: Sequence[str] = CASES, price: float = 1.0
+) -> Row:
+    """The figures at k, by default the best one, with the band of all uncertain constants or at its nominal end.
 
-    `step` is in steps without speculation: with fewer tokens a step the drafts should be off.
+    `step` is in steps without speculation: with fewer tokens a step the drafts should be off. `cost` is of a million
+    tokens, at a price per hour of a chip.
     """
     k = best_k(setup, acceptance) if k is None else k
-    ms = {end: ms_per_token(setup, acceptance, k, end) for end in CASES}
-    gains = {end: ms_per_token(setup, acceptance, 0, end) / ms[end] for end in CASES}
+    ms = {end: ms_per_token(setup, acceptance, k, end) for end in ends}
+    gains = {end: ms_per_token(setup, acceptance, 0, end) / ms[end] for end in ends}
+    per_chip = setup.batch * 1e3 / ms["nominal"] / setup.chips
     return asdict(setup) | {
         "workload": acceptance.workload, "k": k, "tokens": acceptance.tokens(k), "assumed": acceptance.assumed,
         "from": acceptance.source, "source": "simulated", "step": acceptance.tokens(k) / gains["nominal"],
-        "step_ms": step_us(setup, k) / 1e3, "ms": ms["nominal"], "ms_low": ms["low"], "ms_high": ms["high"],
+        "step_ms": step_us(setup, k) / 1e3, "ms": ms["nominal"], "ms_low": min(ms.values()), "ms_high": max(ms.values()),
         "gain": gains["nominal"], "gain_low": min(gains.values()), "gain_high": max(gains.values()),
-        "tokens_per_second_per_chip": setup.batch * 1e3 / ms["nominal"] / setup.chips,
+        "read_share": read_share(setup, k), "chips": setup.chips, "tokens_per_second_per_chip": per_chip,
+        "cost": price * 1e6 / 3600 / per_chip,
     }  # fmt: skip
 
 
 def choices(rows: Sequence[Row], limit_ms: float) -> list[Row]:
     """For each workload the fastest row, and the one with most tokens per second and chip within the limit."""
-    found = []
+    best = []
     for workload in dict.fromkeys(r["workload"] for r in rows):
         of_workload = [r for r in rows if r["workload"] == workload]
-        found.append({"goal": "least time per token"} | min(of_workload, key=lambda r: r["ms"]))
+        best.append({"goal": "least time per token"} | min(of_workload, key=lambda r: r["ms"]))
         if within := [r for r in of_workload if r["ms"] <= limit_ms]:
             goal = f"most tokens per second and chip within {limit_ms:g} ms"
-            found.append({"goal": goal} | max(within, key=lambda r: r["tokens_per_second_per_chip"]))
-    return found
+            best.append({"goal": goal} | max(within, key=lambda r: r["tokens_per_second_per_chip"]))
+    return best
+
+
+def frontier(rows: Iterable[Row]) -> list[Row]:
+    """The rows that no other row undercuts in both cost and time per token, by rising cost."""
+    best: list[Row] = []
+    for r in sorted(rows, key=lambda r: (r["cost"], r["ms"])):
+        if not best or r["ms"] < best[-1]["ms"]:
+            best.append(r)
+    return best
+
+
+def _band(row: Row, name: str, unit: str = "") -> str:
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:.2f}{unit}" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
 
 
 def ms(row: Row) -> str:
-    """Milliseconds with their band."""
-    return f"{row['ms']:.2f} [{row['ms_low']:.2f}, {row['ms_high']:.2f}]"
+    """Milliseconds, with their band if the row has one."""
+    return _band(row, "ms")
 
 
 def gain(row: Row) -> str:
     """Times the target alone, with the band."""
-    return f"{row['gain']:.2f}x [{row['gain_low']:.2f}, {row['gain_high']:.2f}]"
+    return _band(row, "gain", "x")
+
+
+def _k(row: Row) -> str:
+    return str(row["k"]) if row["k"] else "off"
 
 
 def table(rows: Iterable[Row], *first: str) -> str:
     """A line for each row, which begins with these of its fields."""
-    heads = ["drafter", "tp", "batch", "k", "tokens a step", "step, ms (simulated), times k 0",
-             "ms per token (simulated)", "gain (simulated)", "tokens/s and chip (simulated)"]  # fmt: skip
+    heads = ["drafter", "tp", "LNC", "batch", "k", "tokens a step", "step, ms (simulated), times k 0",
+             "ms per token (simulated)", "gain (simulated)", "tokens/s and chip (simulated)", "cost of 1M tokens",
+             "target's bytes at HBM's rate / its pass"]  # fmt: skip
     return markdown([*first, *heads], [
-        [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["batch"]),
-         str(r["k"]) if r["k"] else "off", f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}",
-         f"{r['step_ms']:.1f}, {r['step']:.2f}", ms(r), gain(r), f"{r['tokens_per_second_per_chip']:.0f}"]
+        [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["lnc"]), str(r["batch"]), _k(r),
+         f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}", f"{r['step_ms']:.1f}, {r['step']:.2f}", ms(r),
+         gain(r), f"{r['tokens_per_second_per_chip']:.0f}", f"{r['cost']:.2f}", f"{r['read_share']:.0%}"]
         for r in rows
     ])  # fmt: skip
+
+
+def by_batch(rows: Sequence[Row]) -> str:
+    """A line for each workload, drafter and machine: the best k, ms per token, gain and cost at each batch."""
+    batches, lines = sorted({r["batch"] for r in rows}), dict[tuple[str, ...], dict[int, str]]()
+    for r in rows:
+        known = f"{r['workload']}{' (assumed)' if r['assumed'] else ''}"
+        key = known, r["drafter"], f"{r['chips']:g}", str(r["tp"]), str(r["lnc"])
+        cell = f"k {_k(r)}: {r['ms']:.1f} ms, {r['gain']:.2f}x, {r['cost']:.2f}"
+        lines.setdefault(key, {})[r["batch"]] = cell
+    heads = ["workload", "drafter", "chips", "tp", "LNC", *(f"batch {batch}" for batch in batches)]
+    return markdown(heads, [[*key, *(cells.get(b, "no room") for b in batches)] for key, cells in lines.items()])
