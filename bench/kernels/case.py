@@ -50,8 +50,8 @@ class Case:
 
 
 def normal(shape: tuple[int, ...], itemsize: int, scale: float = 1.0) -> Any:
-    """Normal numbers of a shape, bf16 or fp32 by their size in bytes; after the first million they repeat."""
-    drawn = np.float32(scale) * np.random.default_rng(0).standard_normal(min(math.prod(shape), 1 << 20), np.float32)
+    """Normal numbers of a shape, bf16 or fp32 by their size in bytes; they repeat after 65,536."""
+    drawn = np.float32(scale) * np.random.default_rng(0).standard_normal(min(math.prod(shape), 1 << 16), np.float32)
     return np.resize(drawn.astype(ml_dtypes.bfloat16) if itemsize == 2 else drawn, shape)
 
 

@@ -27,7 +27,7 @@ from trnspec.bundle.plan import make_plan
 
 TARGET = "32B"
 # rows that the decode kernels take at most, and what is simulated: sequences of a pass, and rows of each
-MAX_ROWS, _BATCHES, _KNOTS = 128, (1, 4, 16, 64), (1, 2, 8, 16, 32)
+MAX_ROWS, _BATCHES, _KNOTS = 128, (1, 4, 16, 64), (1, 8, 16, 32)
 MAX_K = 15
 _EAGLE3_IDS, _EAGLE3_TAPS, _DFLASH_TAPS, _MARKOV_RANK = 32000, 3, 5, 256
 _CORES_PER_CHIP = 8

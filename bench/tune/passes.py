@@ -1,14 +1,15 @@
 """Microseconds of passes of Qwen3 on Trainium2, simulated from the kernels of a layer on nkisim's timeline.
 
 A pass is its embeddings, its layers, several a launch, both summed over the ranks as in a build, the head and the
-sampling of a token per row; taps are left out. A launch of L layers is extrapolated from one of `_LAYERS`, each further
-layer at the time between the last all-reduces of its last two. Every time is at one end of the band of all uncertain
+sampling of a token per row; taps are left out. A launch of L layers is extrapolated from one of `_LAYERS`: each further layer
+takes the time between the last all-reduces of the first two. Every time is at one end of the band of all uncertain
 constants: low, nominal or high. Simulated times stay in a file of the user's cache folder, named by a digest of the
 kernels, the simulator and the sizes of the models.
 """
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -36,7 +37,7 @@ from trnspec.bundle.spec import LAYERS
 
 # physical cores of a rank
 LNC = 2
-# layers of the launch that is simulated: a third one takes as long as any further one to 1 %
+# layers of the launch that is simulated; the second one prefetches the third's weights, as all but the last one do
 _LAYERS = 3
 # the launch of several layers by the dtype of their weights; embeddings, norms and head are bf16
 WEIGHTS: dict[str, Callable[..., Case]] = {"bf16": layers_case}
@@ -63,7 +64,7 @@ def cache_file() -> Path:
 
 @cache
 def _times() -> dict[str, list[float]]:
-    """Microseconds of a kernel case and of its last layer, by case and end of the band."""
+    """Microseconds of a kernel case and of a layer of several, by case and end of the band."""
     with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
         stored = json.loads(cache_file().read_text(encoding="utf-8"))
         return {name: [float(us), float(layer)] for name, (us, layer) in stored.items()}
@@ -72,17 +73,20 @@ def _times() -> dict[str, list[float]]:
 
 def _simulate(case: Case, ends: Iterable[str]) -> dict[str, list[float]]:
     """The times of a case, one recording for all ends of the band."""
+    # events have no cycles
+    gc.disable()
     events, times = case.recorded().events, {}
     sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == events[0].core]
     for end in ends:
         timed = schedule(events, CHIPS[end], band=False)
-        layer = timed.end[sums[-1]] - timed.end[sums[-3]] if len(sums) > 2 else 0.0
+        layer = timed.end[sums[3]] - timed.end[sums[1]] if sums else 0.0
         times[f"{case.full_name} {end}"] = [timed.latency_ns / 1e3, layer / 1e3]
+    gc.enable()
     return times
 
 
 def case_us(case: Case, end: str = "nominal") -> list[float]:
-    """One launch of a kernel, and the last layer of one that sums layers over ranks."""
+    """One launch of a kernel, and a layer of one that sums several layers over ranks."""
     times = _times()
     if f"{case.full_name} {end}" not in times:
         # a study without bands needs no other end
