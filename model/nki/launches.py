@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.errors import UserError
-from nki_kernels.limits import CHUNK, attention_misfit
+from nki_kernels.limits import CHUNK, attention_limit_error
 
 # the custom call target by which neuronx-cc recognizes NKI kernels
 CUSTOM_CALL_TARGET = "AwsNeuronCustomNativeKernel"
@@ -72,7 +72,7 @@ def padded_table(meta: AttentionMetadata, cache: Cache, group_rows: int = 1) -> 
     table_BL = F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
     blocks, kv_heads = cache.k.shape[:2]
     (batch, length), pool_rows = table_BL.shape, blocks * kv_heads * KEY_TILE
-    if reason := attention_misfit(batch, group_rows, length * KEY_TILE, pool_rows):
+    if reason := attention_limit_error(batch, group_rows, length * KEY_TILE, pool_rows):
         raise UserError(f"{reason}, or use --kernels reference")
     return table_BL
 

@@ -18,7 +18,7 @@ from model.nki.context import make_context
 from model.nki.table import KERNELS
 from model.parallel import check_tp
 from model.strict import PRINTABLE, Length, Range, Text, ValidationError, read
-from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, SPARE_PAGES, attention_misfit
+from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, SPARE_PAGES, attention_limit_error
 from trnspec.bundle.part import Part
 
 # a trn2.48xlarge has 16 devices of 8 cores, and two cores are a logical one
@@ -220,7 +220,7 @@ def _check_kernels(spec: BundleSpec) -> None:
     fp32, split = spec.dtype == "fp32", "raise --tp"
     for part in spec.parts if spec.kernels == "nki" else ():
         config, packing, heads = part.config, part.packing, part.ctx.heads(part.config)
-        if misfit := attention_misfit(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
+        if misfit := attention_limit_error(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
             raise UserError(f"the {part.role}: {misfit}, or use --kernels reference")
         inner = config.intermediate_size // spec.tp if packing.mlp else 0
         for used, what, numbers, most, way in (
