@@ -253,7 +253,8 @@ def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, mon
     with pytest.raises(UserError, match="VISIBLE_CORES is 'all'; give numbers"):
         _cores("all")
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'nkisim/src'}")
     with pytest.raises(UserError, match=r"rank . of 2 failed \(ModuleNotFoundError: No module named 'nrtpy'"):
         NrtRunner(of_two_ranks)
 

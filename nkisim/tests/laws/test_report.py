@@ -17,7 +17,7 @@ from nkisim.event import Event
 from nkisim.timeline.drawing import bars, clock, draw, nice_step
 from nkisim.timeline.recording_file import BadRecording, from_json, read, save, to_json
 from nkisim.timeline.schedule import schedule
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 
 def small() -> list[Event]:
