@@ -35,10 +35,11 @@ from nkisim.errors import (
 from nkisim.event import Peak, Recording
 from nkisim.geometry import CORE_V3, Geometry
 from nkisim.isa.target import get_nc_version
-from nkisim.lines import failing_line
+from nkisim.lines import asserted, failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
 from nkisim.memory.packing import pack
 from nkisim.memory.placement import Region, place, regions
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NKIObject
 from nkisim.policy import Policy, chosen
 
@@ -190,6 +191,9 @@ def run(
     return Result(outputs, build(session.cores, kernel.schedule, session.peaks), session.peaks)
 
 
+_OF_TENSORS = frozenset(["shape", "strides", "offset", "dtype", "buffer", "_on_chip", "_storage", *dir(NkiTensor)])
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """An NKIObject argument that holds arrays; each core gets a copy of its attributes (manual)."""
@@ -290,6 +294,17 @@ class Session:
         except LawError as error:
             if error.line is None:
                 error.line = failing_line(error.__traceback__)
+            raise
+        except AttributeError as error:
+            if error.name not in _OF_TENSORS or isinstance(error.obj, NkiTensor):
+                raise
+            allowed = "pass a numpy or torch array to the kernel, or load one"
+            wrong = BadInput("launch", f"a {type(error.obj).__name__}", "is used as a tensor", allowed)
+            wrong.line = failing_line(error.__traceback__)
+            raise wrong from error
+        except AssertionError as error:
+            if not error.args:
+                error.args = (asserted(error.__traceback__),)
             raise
         finally:
             enter(before)

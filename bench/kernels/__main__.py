@@ -29,7 +29,7 @@ from nkisim.timeline.trn2 import TRN2
 _BUSY = 0.05
 # on a machine with the vendor's nki: this process has it, so nkisim takes the name in a different one
 _SIMULATED_BY = (
-    "import sys, nkisim.install as i; i.install(force=True); "
+    "import sys; from nkisim.install import install; install(force=True); "
     "from bench.kernels.__main__ import main; main(sys.argv[1:])"
 )
 

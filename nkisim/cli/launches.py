@@ -89,7 +89,10 @@ def launches(options: Any) -> list[Launch]:
         raise ValueError(f"{first} names whole launches, and {rest[0]!r} follows; put arguments into the file")
     parser = Parser(prog=first)
     add_options(parser)
-    lines = [shlex.split(line, comments=True) for line in Path(first[1:]).read_text(encoding="utf-8").splitlines()]
+    try:
+        lines = [shlex.split(line, comments=True) for line in Path(first[1:]).read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{first[1:]} is no list of launches ({error}); write one launch a line") from None
     listed = [_launch(parser.parse_args(words)) for words in lines if words]
     if not listed:
         raise ValueError(f"{first[1:]} names no launch; write FILE.py:FUNCTION and its arguments, one launch a line")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from inspect import BoundArguments, Signature
 from typing import Any, NamedTuple, NoReturn
 
 from nkisim.core.context import Core
 from nkisim.dtypes import COMPUTED, Array, Flags
 from nkisim.enums import dge_mode
-from nkisim.errors import LawError, Relaxed
+from nkisim.errors import LawError, Relaxed, WrongCall
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
 
@@ -101,6 +102,22 @@ Results = list[Any]
 Finish = Callable[[Call, Results], Results]
 # writes a result; None without numerics
 Writer = Callable[[Call, str, NkiTensor, Array | None], None]
+
+
+def bound_to(op: str, signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundArguments:
+    """Return the arguments of a call by name, with their defaults.
+
+    Raises:
+        WrongCall: they do not fit the signature.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        text = str(error).removeprefix("got ")
+        verb = "is" if text.startswith("missing") else "got"
+        raise WrongCall(op, None, f"{verb} {text}", f"its arguments are {', '.join(signature.parameters)}") from None
+    bound.apply_defaults()
+    return bound
 
 
 def no_body(**_: Any) -> None:
