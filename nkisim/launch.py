@@ -35,7 +35,7 @@ from nkisim.errors import (
 )
 from nkisim.event import Peak, Recording
 from nkisim.geometry import CORE_V3, Geometry
-from nkisim.isa.target import get_nc_version
+from nkisim.isa.target import target
 from nkisim.lines import asserted, failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
 from nkisim.memory.packing import pack
@@ -170,7 +170,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     policy: Policy | str | None = None,
-    geometry: Geometry = CORE_V3,
+    geometry: Geometry | None = None,
 ) -> Result:
     """Run a kernel and return its outputs, its recording and its memory peaks.
 
@@ -178,12 +178,15 @@ def run(
         LawError: the kernel broke a law of the machine, named by the subclass.
     """
     kernel = jit(kernel)
-    get_nc_version()
+    geometry = geometry or target()
     if running() is not None:
         allowed = "launch kernels from the host"
         raise KernelInsideKernel(kernel.fn.__name__, None, "was launched inside a kernel", allowed)
     policy = chosen(policy)
     kernel = kernel.launched(policy)
+    if policy.recording and geometry.generation > CORE_V3.generation:
+        why = "no figure of its engines is public; run the kernel without its times, or time it for trn2"
+        raise NotSimulated("timeline", f"target={geometry.name}", why)
     meeting = Meeting(kernel.lnc)
     session = Session(kernel, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})

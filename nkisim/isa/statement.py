@@ -146,6 +146,8 @@ class Card:
     always: tuple[Rule, ...] = ()
     # rules that look at values and reduction registers; without numerics there are none
     values: tuple[Rule, ...] = ()
+    # the NeuronCore that it came with
+    generation: int = 3
     names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # (name, its operand or None) of everything that the rules may depend on: every argument but the label

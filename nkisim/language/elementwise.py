@@ -48,10 +48,10 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
     tiles = [v for v in (x, y) if isinstance(v, NkiTensor)]
     if not tiles:
         raise WrongArgument(name, "x and y", f"are {x!r} and {y!r}", "one must be a tensor")
-    if token.__name__ in NEWER:
+    core = current(name)
+    if token.__name__ in NEWER and core.geometry.generation < 4:
         raise NeedsNewerCore(name)
     dst = ndarray(tiles[0].shape, dtype or promoted(*tiles))
-    core = current(name)
     if token.__name__ in HARDWARE_GAPS:
         core.warn(token.__name__, f"{name} has no hardware instruction")
     before, core.hardware_gaps = core.hardware_gaps, True

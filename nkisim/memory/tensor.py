@@ -14,7 +14,6 @@ from nkisim.errors import (
     AmbiguousManual,
     IllegalView,
     LawError,
-    NeedsNewerCore,
     NotSimulated,
     OutOfRange,
 )
@@ -345,8 +344,8 @@ class NkiTensor(NoOperators):
     reinterpret_cast = view
 
     def indirect(self, index: object, num_elem: int | None = None) -> NkiTensor:
-        """Tensor indirection, which this target does not have."""
-        raise NeedsNewerCore("NkiTensor.indirect")
+        """Tensor indirection of trn3: a gather of columns as an operand."""
+        raise NotSimulated("NkiTensor.indirect", "index", "it came with trn3; gather with nc_n_gather, then compute")
 
     def _numpy(self) -> Array:
         """Return the elements as a numpy view of the storage's bytes."""

@@ -134,6 +134,10 @@ def test_run_says_what_comes_out(kernels: Path, capsys: pytest.CaptureFixture[st
     assert row["values"] == "0 to 0, mean 0, all zero"
 
 
+def test_the_target_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1 to 1, mean 1" in said(capsys, "run", "k.py:scale", "float32:1x60000:ones", "factor=1", "--target", "trn3")
+
+
 def test_the_version_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 to 1, mean 1" in said(capsys, "run", "k.py:newer", "int32:1x1:ones", "--nki", "0.7")
 
@@ -186,6 +190,10 @@ WRONG = {
                      "the kernel raised AssertionError (`assert a.shape == [2, 2]` does not hold; shapes are tuples"),
     "a register": (["run", "k.py:multiplied", "float32:2x2"],
                    "the kernel raised TypeError (the VirtualRegister has no value while a kernel is traced; use it as"),
+    "SBUF of neuronx-cc": (["run", "k.py:scale", "float32:1x53760", "--sbuf", "neuronx-cc"],
+                           "ndarray: tensor takes 215040 B per partition; sbuf has 212992 B per partition ["),
+    "times of trn3": (["time", "k.py:scale", "float32:2x2", "--target", "trn3"],
+                      "timeline: argument 'target=trn3' is not simulated; no figure of its engines is public; "),
     "a list": (["run", "k.py:scale", "[1, 2]", "1.0"], "launch: a list is used as a tensor; pass a numpy or"),
     "bytes": (["run", "@bytes"], "bytes is no list of launches ('utf-8' codec"),
     "a deep recording": (["report", "deep.json", "--out", "x.html"], "deep.json is nested too deeply to be read; "),

@@ -79,7 +79,7 @@ def test_the_same_array_twice_is_one_tensor() -> None:
 
 def test_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nisa.get_nc_version() is nisa.nc_version.gen3
-    for name, law in (("trn3", errors.NotSimulated), ("trn9", errors.BadLaunch)):
+    for name, law in (("trn1", errors.NotSimulated), ("trn9", errors.BadLaunch)):
         monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", name)
         with pytest.raises(law):
             run(double.fn, DATA)
