@@ -220,7 +220,7 @@ NAME_RULES: tuple[Rule, ...] = (
          "assigning an instruction's result to a tensor is deprecated; pass dst=", "PF", WARNING),
     Rule("store-value", (ast.Assign,), store_value,
          "one page of the migration guide refuses a value assigned to a tensor, another writes it; pass dst=",
-         "MG 0.2", WARNING),
+         "MG 0.2", WARNING, WARNING),
     Rule("builtin", (ast.Call,), unlisted_builtin,
          "this builtin does not exist in a kernel; use a range loop, len, min, max, abs, divmod",
          "PF"),

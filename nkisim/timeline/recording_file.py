@@ -95,9 +95,12 @@ def read(path: Path) -> RecordingFile:
     """Read a recording file.
 
     Raises:
-        ValueError: the file is not JSON, or not a recording of this format.
+        BadRecording: the file is not a recording of this format.
     """
-    data = read_json(path, "write a recording with nkisim run ... --recording")
+    try:
+        data = read_json(path, "write a recording with nkisim run ... --recording")
+    except ValueError as error:
+        raise BadRecording(str(error)) from None
     if not isinstance(data, dict):
         raise BadRecording(f"{path} holds a {type(data).__name__}, not a recording")
     return from_json(data)
