@@ -15,17 +15,17 @@ Row = dict[str, Any]
 
 
 def ms_per_token(setup: Setup, acceptance: Acceptance, k: int, end: str = "nominal") -> float:
-    """Of one sequence of the batch."""
+    """Expected milliseconds per token of one sequence of the batch."""
     return step_us(setup, k, end) / acceptance.tokens(k) / 1e3
 
 
 def is_known(setup: Setup, acceptance: Acceptance, k: int) -> bool:
-    """Whether a step of k fits the kernels, and its tokens are known."""
+    """Whether a step with k drafts fits the kernels, and its tokens per step are known."""
     return k <= setup.max_k and acceptance.only_k in (0, k)
 
 
 def best_k(setup: Setup, acceptance: Acceptance) -> int:
-    """The fastest k whose tokens a step are known; 0 is no speculation, and the smallest of equals is taken."""
+    """The fastest known k, the smallest of equals; 0 is no speculation."""
     most = min(setup.max_k, len(acceptance.shares))
     known = (k for k in range(1, most + 1) if is_known(setup, acceptance, k))
     return min((0, *known), key=lambda k: ms_per_token(setup, acceptance, k))
@@ -34,10 +34,10 @@ def best_k(setup: Setup, acceptance: Acceptance) -> int:
 def row(
     setup: Setup, acceptance: Acceptance, k: int | None = None, ends: Sequence[str] = CASES, price: float = 1.0
 ) -> Row:
-    """The figures at k, by default the best one, with the band of all uncertain constants or at its nominal end.
+    """The figures at k (default: the best), at these ends of the band of all uncertain constants.
 
-    `step` is in steps without speculation: with fewer tokens a step the drafts should be off. `cost` is of a million
-    tokens, at a price per hour of a chip.
+    `step` is the step's time over that of a step without speculation: with fewer tokens per step speculation loses.
+    `cost` is the cost of a million tokens, `price` that of a chip for an hour.
     """
     k = best_k(setup, acceptance) if k is None else k
     ms = {end: ms_per_token(setup, acceptance, k, end) for end in ends}
@@ -54,19 +54,19 @@ def row(
 
 
 def choices(rows: Sequence[Row], limit_ms: float) -> list[Row]:
-    """For each workload the fastest row, and the one with most tokens per second and chip within the limit."""
+    """For each workload the fastest row, and the row with the highest throughput per chip within the limit."""
     best = []
     for workload in dict.fromkeys(r["workload"] for r in rows):
         of_workload = [r for r in rows if r["workload"] == workload]
-        best.append({"goal": "least time per token"} | min(of_workload, key=lambda r: r["ms"]))
+        best.append({"goal": "lowest time per token"} | min(of_workload, key=lambda r: r["ms"]))
         if within := [r for r in of_workload if r["ms"] <= limit_ms]:
-            goal = f"most tokens per second and chip within {limit_ms:g} ms"
+            goal = f"highest tokens/s per chip within {limit_ms:g} ms"
             best.append({"goal": goal} | max(within, key=lambda r: r["tokens_per_second_per_chip"]))
     return best
 
 
 def frontier(rows: Iterable[Row]) -> list[Row]:
-    """The rows that no other row undercuts in both cost and time per token, by rising cost."""
+    """The rows for which no other row has lower cost and lower time per token, by rising cost."""
     best: list[Row] = []
     for r in sorted(rows, key=lambda r: (r["cost"], r["ms"])):
         if not best or r["ms"] < best[-1]["ms"]:
@@ -85,7 +85,7 @@ def ms(row: Row) -> str:
 
 
 def gain(row: Row) -> str:
-    """Times the target alone, with the band."""
+    """Speedup over no speculation, with its band if the row has one."""
     return _band(row, "gain", "x")
 
 
@@ -94,9 +94,9 @@ def _k(row: Row) -> str:
 
 
 def table(rows: Iterable[Row], *first: str) -> str:
-    """A line for each row, which begins with these of its fields."""
-    heads = ["drafter", "tp", "LNC", "batch", "k", "tokens a step", "step, ms (simulated), times k 0",
-             "ms per token (simulated)", "gain (simulated)", "tokens/s and chip (simulated)", "cost of 1M tokens",
+    """The rows as markdown; `first` are the fields of the first columns."""
+    heads = ["drafter", "tp", "LNC", "batch", "k", "tokens per step", "step, ms (simulated), times k 0",
+             "ms per token (simulated)", "gain (simulated)", "tokens/s per chip (simulated)", "cost of 1M tokens",
              "target's bytes at HBM's rate / its pass"]  # fmt: skip
     return markdown([*first, *heads], [
         [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["lnc"]), str(r["batch"]), _k(r),
@@ -107,7 +107,7 @@ def table(rows: Iterable[Row], *first: str) -> str:
 
 
 def by_batch(rows: Sequence[Row]) -> str:
-    """A line for each workload, drafter and machine: the best k, ms per token, gain and cost at each batch."""
+    """The rows by workload, drafter and ranks as markdown: k, ms per token, speedup and cost at each batch."""
     batches, lines = sorted({r["batch"] for r in rows}), dict[tuple[str, ...], dict[int, str]]()
     for r in rows:
         known = f"{r['workload']}{' (assumed)' if r['assumed'] else ''}"
@@ -115,4 +115,4 @@ def by_batch(rows: Sequence[Row]) -> str:
         cell = f"k {_k(r)}: {r['ms']:.1f} ms, {r['gain']:.2f}x, {r['cost']:.2f}"
         lines.setdefault(key, {})[r["batch"]] = cell
     heads = ["workload", "drafter", "chips", "tp", "LNC", *(f"batch {batch}" for batch in batches)]
-    return markdown(heads, [[*key, *(cells.get(b, "no room") for b in batches)] for key, cells in lines.items()])
+    return markdown(heads, [[*key, *(cells.get(b, "does not fit") for b in batches)] for key, cells in lines.items()])

@@ -1,12 +1,12 @@
 """The step of each drafter for Qwen3-32B in microseconds, all simulated.
 
-step = launch + the drafter's passes + one target pass over k + 1 rows for each sequence. Passes are simulated at
-`_BATCHES` and `_KNOTS`, in between by straight lines. A pass that samples fewer tokens than it has rows is billed for
-all rows; n-gram drafts take no pass. EAGLE-3 has the sizes of RedHatAI/Qwen3-32B-speculator.eagle3: a layer like the
-target's in one launch, twice its inputs, `fc` over three hidden states, 32,000 ids. DFlash has those of
-chutesai/Qwen3-32B-FP8-DFLASH: five layers over five hidden states, attention in three launches, for its rows see the
-whole block, and a product of queries, keys and values for each layer's context. Matrices outside of the layers are
-billed at HBM's rate, a Markov head by the exchange and the reading of all candidates.
+step = launch + drafter passes + one target pass over k + 1 rows per sequence. Passes are simulated at `_BATCHES` and
+`_KNOTS` and interpolated linearly. A pass that samples fewer tokens than it has rows counts sampling for all rows;
+n-gram drafts have no pass. EAGLE-3 has the sizes of RedHatAI/Qwen3-32B-speculator.eagle3: a layer like the target's in
+one launch with twice its inputs, `fc` over three hidden states, 32,000 ids. DFlash has those of
+chutesai/Qwen3-32B-FP8-DFLASH: five layers over five hidden states, attention in three launches because its rows attend
+the full block, and a QKV product for each layer's context. Matrices outside of the layers take the time to read them
+from HBM, a Markov head the exchange and the reading of all candidates.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from model.logprobs import TOP
 from trnspec.bundle.plan import make_plan
 
 TARGET = "32B"
-# rows that the decode kernels take at most, and what is simulated: sequences of a pass, and rows of each
+# largest number of rows of the decode kernels, and the batches and rows per sequence for which passes are simulated
 MAX_ROWS, _BATCHES, _KNOTS = 128, (1, 4, 16, 64), (1, 8, 16, 32)
 MAX_K = 15
 _EAGLE3_IDS, _EAGLE3_TAPS, _DFLASH_TAPS, _MARKOV_RANK = 32000, 3, 5, 256
 _CORES_PER_CHIP = 8
-
-
 _MARKOV = "Markov"
-# the kind of each drafter, and the size of its Qwen3 if it is one
+# drafter: its kind, and the size of its Qwen3 if it is one
 DRAFTERS = {
     "none": ("none", ""),
     "chain 1.7B": ("chain", "1.7B"),
@@ -54,7 +52,7 @@ _PASSES: dict[str, Callable[[int], list[int]]] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a build chooses, but k: a key of DRAFTERS, ranks, sequences decoded together, cores a rank, weights."""
+    """The options of a build without k: a key of DRAFTERS, ranks, sequences, cores of a rank, dtype of the weights."""
 
     drafter: str
     tp: int = 32
@@ -69,14 +67,14 @@ class Setup:
 
     @property
     def max_k(self) -> int:
-        """Most drafts of a step whose passes fit the decode kernels."""
+        """The largest k whose passes fit the decode kernels."""
         rows = MAX_ROWS // self.batch
         known = range(min(MAX_K + 1, rows) if self.drafter != "none" else 1)
         return max(k for k in known if max(pass_rows(self.drafter, k), default=0) <= rows)
 
     @property
     def fits(self) -> bool:
-        """Whether a rank's HBM holds the build, by its plan; a draft other than a smaller Qwen3 counts as the 1.7B."""
+        """Whether the plan of the build fits a rank's HBM; a draft other than a smaller Qwen3 counts as the 1.7B."""
         kind, size = DRAFTERS[self.drafter]
         draft = f"Qwen/Qwen3-{size if kind == 'chain' else '1.7B'}" if kind != "none" else ""
         return _rank_bytes(self.tp, self.batch, draft) <= FIGURES.capacity * self.lnc / LNC
@@ -90,7 +88,7 @@ def _rank_bytes(tp: int, batch: int, draft: str) -> int:
 
 
 def _between(knots: Iterable[int], x: int, us: Callable[[int], float]) -> float:
-    """us(x), by a straight line between the knots around x."""
+    """us(x), interpolated linearly between the knots around x."""
     high = min(knot for knot in knots if knot >= x)
     if high == x:
         return us(x)
@@ -99,7 +97,7 @@ def _between(knots: Iterable[int], x: int, us: Callable[[int], float]) -> float:
 
 
 def _at(setup: Setup, rows: int, us: Callable[[int, int], float]) -> float:
-    """us(batch, rows) of a setup's batch between simulated ones, where the larger one still fits the kernels."""
+    """us(batch, rows), interpolated; a larger batch must fit the kernels with these rows."""
     batches = {batch for batch in _BATCHES if batch * rows <= MAX_ROWS}
     batches |= {setup.batch} if setup.batch > max(batches, default=0) else set()
 
@@ -110,7 +108,7 @@ def _at(setup: Setup, rows: int, us: Callable[[int, int], float]) -> float:
 
 
 def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bool = True) -> float:
-    """A pass of a Qwen3 over `rows` rows a sequence."""
+    """A pass of a Qwen3 over `rows` rows per sequence."""
     weights = setup.weights if model == TARGET else "bf16"
 
     def us(batch: int, rows: int) -> float:
@@ -122,7 +120,7 @@ def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bo
 
 
 def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
-    """The drafter's passes in a step of k drafts."""
+    """The drafter's passes in a step with k drafts."""
     (kind, size), rows = DRAFTERS[setup.drafter], pass_rows(setup.drafter, k)
     if kind == "dflash":
         return _dflash_us(setup, k, end, size == _MARKOV) if k else 0.0
@@ -133,18 +131,18 @@ def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 
 def pass_rows(drafter: str, k: int) -> list[int]:
-    """Rows of a sequence in each pass of a step of k drafts."""
+    """Rows per sequence in each drafter pass of a step with k drafts."""
     kind, _ = DRAFTERS[drafter]
     return _PASSES[kind](k) if k and kind in _PASSES else []
 
 
 def step_us(setup: Setup, k: int, end: str = "nominal") -> float:
-    """One step; k 0 is the target without a drafter."""
+    """One step; k 0 is no speculation."""
     return passes.launch_us(end) + draft_us(setup, k, end) + pass_us(setup, TARGET, k + 1, end)
 
 
 def read_share(setup: Setup, k: int) -> float:
-    """The target's weights, caches and head at HBM's rate, as a share of its pass over k + 1 rows."""
+    """The time to read the target's weights and caches from HBM, as a share of its pass over k + 1 rows."""
     shard = Shard(TARGET, setup.tp, setup.batch, k + 1)
     config = shard.config
     layer = passes.WEIGHTS[setup.weights](shard, 1, setup.lnc).cost().hbm_bytes
@@ -164,7 +162,7 @@ def _eagle3_us(setup: Setup, rows: int, first: bool, end: str) -> float:
     hidden, heads, dim = one.config.hidden_size, one.heads, one.config.head_dim
     wider = (heads.heads_per_rank + 2 * heads.kv_per_rank) * dim * setup.tp
     features = wider + _EAGLE3_IDS + first * _EAGLE3_TAPS * hidden
-    # its ids are not the target's, so its noise is not either
+    # its vocabulary differs from the target's, and so does its noise
     sampling = _at(setup, 1, lambda batch, _: passes.sampling_us(
         replace(one, batch=batch), one.config.vocab_size, end, setup.lnc))  # fmt: skip
     read = passes.read_us(features * hidden * BF16 / setup.tp, end, setup.lnc)
@@ -172,7 +170,7 @@ def _eagle3_us(setup: Setup, rows: int, first: bool, end: str) -> float:
 
 
 def _dflash_us(setup: Setup, k: int, end: str, markov: bool) -> float:
-    """The context of k + 1 rows, then the block."""
+    """The context pass of k + 1 rows, then the block."""
     config, lnc = CONFIGS[f"Qwen/Qwen3-{DFLASH}"], setup.lnc
     hidden, layers = config.hidden_size, config.num_hidden_layers
 

@@ -1,10 +1,10 @@
 """Microseconds of passes of Qwen3 on Trainium2, simulated from the kernels of a layer on nkisim's timeline.
 
-A pass is its embeddings, its layers, several a launch, both summed over the ranks as in a build, the head and the
-sampling of a token per row; taps are left out. A launch of L layers is extrapolated from one of `_LAYERS`: each further layer
-takes the time between the last all-reduces of the first two. Every time is at one end of the band of all uncertain
-constants: low, nominal or high. Simulated times stay in a file of the user's cache folder, named by a digest of the
-kernels, the simulator and the sizes of the models.
+A pass is embedding, layers (several per launch) with their all-reduces, head and sampling of one token per row; hidden
+states for drafters are not counted. A launch of L layers is extrapolated from one of `_LAYERS`: each further layer takes
+the time between the last all-reduces of the first two. `end` selects the low, nominal or high end of the band of all
+uncertain constants. Simulated times are cached in a file of the user's cache folder, named by a digest of the kernels,
+the simulator and the sizes of the models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import nki_kernels
 import nkisim
 from bench.kernels.case import Case
 from bench.kernels.layer import BF16, Shard, head_case, layers_case, mlp_case
-from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
+from bench.kernels.sampling import FP32, noise_arguments, sample_arguments
 from nki_kernels.roofline import Cost
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
@@ -43,8 +43,8 @@ _LAYERS = 3
 WEIGHTS: dict[str, Callable[..., Case]] = {"bf16": layers_case}
 # an execution of a graph with a collective of 32 ranks on a trn2.48xlarge (foxl-ai/kiln, docs/neuron-notes.md)
 _EXECUTION_US = 2500.0
-# a row's winner: its value and its id
-_WINNER_BYTES = 2 * FP32
+# a row's largest value and its id
+_ARGMAX_BYTES = 2 * FP32
 # Trainium2 with every uncertain constant at one end of its band
 CHIPS: dict[str, Chip] = {
     end: replace(TRN2, **{name: replace(c, value=c.at(end)) for name, c in TRN2.constants().items()})  # type: ignore
@@ -54,7 +54,7 @@ CHIPS: dict[str, Chip] = {
 
 @cache
 def cache_file() -> Path:
-    """The file of these sources."""
+    """The cache file for the present sources."""
     folders = [Path(str(package.__file__)).parent for package in (nki_kernels, nkisim, bench.kernels)]
     sources = [Path(str(model.config.__file__)), *(f for folder in folders for f in sorted(folder.rglob("*.py")))]
     digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sources)).hexdigest()
@@ -64,7 +64,7 @@ def cache_file() -> Path:
 
 @cache
 def _times() -> dict[str, list[float]]:
-    """Microseconds of a kernel case and of a layer of several, by case and end of the band."""
+    """Cached microseconds of a kernel case and of one of its layers, by case and end of the band."""
     with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
         stored = json.loads(cache_file().read_text(encoding="utf-8"))
         return {name: [float(us), float(layer)] for name, (us, layer) in stored.items()}
@@ -72,7 +72,7 @@ def _times() -> dict[str, list[float]]:
 
 
 def _simulate(case: Case, ends: Iterable[str]) -> dict[str, list[float]]:
-    """The times of a case, one recording for all ends of the band."""
+    """The times of a case at ends of the band, from one recording."""
     # events have no cycles
     gc.disable()
     events, times = case.recorded().events, {}
@@ -86,10 +86,10 @@ def _simulate(case: Case, ends: Iterable[str]) -> dict[str, list[float]]:
 
 
 def case_us(case: Case, end: str = "nominal") -> list[float]:
-    """One launch of a kernel, and a layer of one that sums several layers over ranks."""
+    """One launch of a kernel, and one layer of a launch of several."""
     times = _times()
     if f"{case.full_name} {end}" not in times:
-        # a study without bands needs no other end
+        # a study without bands needs only the nominal end
         times |= _simulate(case, [end] if end == "nominal" else ("low", "high"))
         # without a cache folder the next run simulates again
         with suppress(OSError):
@@ -106,56 +106,56 @@ def kernel_us(case: Case, end: str = "nominal") -> float:
 
 
 def collective_us(ranks: int, size_bytes: float, end: str = "nominal", lnc: int = LNC) -> float:
-    """One collective by nkisim's law: a start, the hops between the ranks' chips, and a rate."""
+    """One collective by nkisim's cost: start, hops between the ranks' chips, bandwidth."""
     return collective_ns(int(size_bytes), ranks, lnc, CHIPS[end].at("nominal")) / 1e3
 
 
 def read_us(size_bytes: float, end: str = "nominal", lnc: int = LNC) -> float:
-    """Bytes of HBM at the rate that a rank's cores stream them."""
+    """The time to read bytes from HBM with a rank's cores."""
     chip = CHIPS[end]
     rate = min(lnc * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
     return size_bytes / rate / 1e3
 
 
 def launch_us(end: str = "nominal") -> float:
-    """One launch of a graph: 0.8 ms by AWS's figure of a host's dispatch, 2.5 ms at the high end of the band."""
+    """One launch of a graph: 0.8 ms, AWS's figure for a host's dispatch; 2.5 ms at the high end of the band."""
     chip = CHIPS[end]
     return _EXECUTION_US if end == "high" else (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
 
 
 def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, weights: str = "bf16", count: int = 0) -> float:
-    """`count` layers, by default all, `LAYERS` a launch, sums over the ranks included."""
+    """`count` layers (default: all) with their all-reduces, `LAYERS` per launch."""
     several, layer = case_us(WEIGHTS[weights](shard, _LAYERS, lnc), end)
     count = count or shard.config.num_hidden_layers
     return -(-count // LAYERS) * (several - _LAYERS * layer) + count * layer
 
 
 def layer_us(shard: Shard, attention: tuple[Case, ...], end: str = "nominal", lnc: int = LNC) -> float:
-    """One layer in launches of its own, the attention half in these; cores join and ranks sum after each half."""
+    """One layer in separate launches, with a core barrier and an all-reduce after each half."""
     size_bytes = shard.rows * shard.config.hidden_size * BF16
     sums = collective_us(shard.tp, size_bytes, end, lnc) + CHIPS[end].core_barrier_ns.value / 1e3 * (lnc > 1)
     return sum(kernel_us(case, end) for case in (*attention, mlp_case(shard, lnc))) + 2 * sums
 
 
 def sampling_us(shard: Shard, vocabulary: int, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
-    """A token per row: noise, unless another pass has made it, the choice on each shard, and one exchange."""
+    """One token per row: noise unless a previous pass computed it, the sample of each shard, one all-gather."""
     sizes, no_cost = (shard.rows, vocabulary // shard.tp), partial(Cost, 0, 0)
-    parts = {coupled_sample_kernel: draw_arguments} | ({gumbel_noise_kernel: noise_arguments} if noise else {})
+    parts = {coupled_sample_kernel: sample_arguments} | ({gumbel_noise_kernel: noise_arguments} if noise else {})
     cases = (Case("R{}-V{}".format(*sizes), kernel, partial(f, *sizes), no_cost, lnc) for kernel, f in parts.items())
-    # every rank's winners side by side
-    exchange = collective_us(shard.tp, shard.tp * shard.rows * _WINNER_BYTES, end, lnc)
+    # (value, id) of every rank
+    exchange = collective_us(shard.tp, shard.tp * shard.rows * _ARGMAX_BYTES, end, lnc)
     return sum(kernel_us(case, end) for case in cases) + exchange
 
 
 def embedding_us(shard: Shard, end: str = "nominal", lnc: int = LNC) -> float:
-    """The sum of the ranks' rows of the embedding, of which one rank has each."""
+    """The all-reduce of embedding rows; each row is on one rank."""
     return collective_us(shard.tp, shard.rows * shard.config.hidden_size * BF16, end, lnc)
 
 
 def head_us(shard: Shard, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
-    """Logits of a pass and their sampling: the head of a rank of 32 for 32 rows, its further ids at HBM's rate.
+    """The head and the sampling of a pass: the head at tp 32 for 32 rows, and the time to read its further rows.
 
-    From 4 to 128 rows and up to tp 4 this is within 3 % of the simulated head.
+    From 4 to 128 rows and down to tp 4 this is within 3 % of the simulated head.
     """
     hidden, ids = shard.config.hidden_size, shard.config.vocab_size
     few = ids // 32
