@@ -25,6 +25,7 @@ _TPS = (4, 8, 16, 32)
 # those of Qwen3-32B with a published record, and a smaller chain
 _DRAFTERS = ("none", "chain 1.7B", "chain 0.6B", "EAGLE-3", "DFlash")
 
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     about = "Compare setups of Qwen3-32B on Trainium2 in latency and cost by simulated passes and known acceptance."
     parser = command("bench.tune", about, '--drafter "chain 1.7B" EAGLE-3 --tp 4 32 --lnc 2 --price 2.24')

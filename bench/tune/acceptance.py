@@ -72,8 +72,10 @@ _MARKOV = "DFlash with a Markov head"
 MT_BENCH = from_tokens("MT-Bench", "chain 1.7B", (1.77, 2.35, 2.80, 3.15, 3.40, 3.58), _RUIZT)
 INSTRUCT_CODER = from_tokens("InstructCoder", "chain 1.7B", (1.72, 2.24, 2.57, 2.85, 3.06, 3.17), _RUIZT)
 # AWS's article: a 0.6B draft is accepted about 60 % less
-SMALL = tuple(replace(at_rate(0.4 * known.rate, known.workload), drafter="chain 0.6B", source="60 % less than the 1.7B's")
-              for known in (MT_BENCH, INSTRUCT_CODER))  # fmt: skip
+SMALL = tuple(
+    replace(at_rate(0.4 * known.rate, known.workload), drafter="chain 0.6B", source="AWS's article, 60 % less")
+    for known in (MT_BENCH, INSTRUCT_CODER)
+)
 KNOWN = (
     MT_BENCH,
     INSTRUCT_CODER,

@@ -1,7 +1,7 @@
 """Microseconds of passes of Qwen3 on Trainium2, simulated from the kernels of a layer on nkisim's timeline.
 
 A pass is embedding, layers (several per launch) with their all-reduces, head and sampling of one token per row; hidden
-states for drafters are not counted. A launch of L layers is extrapolated from one of `_LAYERS`: each further layer takes
+states for drafters are not counted. A launch of L layers is extrapolated from one of `_LAYERS`: each further layer is
 the time between the last all-reduces of the first two. `end` selects the low, nominal or high end of the band of all
 uncertain constants. Simulated times are cached in a file of the user's cache folder, named by a digest of the kernels,
 the simulator and the sizes of the models.

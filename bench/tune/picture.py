@@ -43,8 +43,8 @@ def draw(rows: Sequence[Row], article: Row, caption: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
         'font-size="12" fill="#111827">', f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        _text(_LEFT, 20, "Qwen3-32B: time per token over cost (simulated)", 'font-size="15"'), _text(_LEFT, 38, caption),
-        _text(_WIDTH / 2, _HEIGHT - 12, "cost of a million tokens (chip-hours times the price)", 'text-anchor="middle"'),
+        _text(_LEFT, 20, "Qwen3-32B: time per token over cost (simulated)", 'font-size="15"'),
+        _text(_LEFT, 38, caption), _text(_LEFT, _HEIGHT - 12, "cost of a million tokens (chip-hours times the price)"),
         _text(16, 320, "ms per token", 'transform="rotate(-90 16 320)"'),
     ]  # fmt: skip
     grid = '<path d="M{:.1f} {:.1f}L{:.1f} {:.1f}" stroke="#e5e7eb"/>'

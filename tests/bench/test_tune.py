@@ -101,7 +101,7 @@ def test_simulated_times_are_cached_and_a_corrupt_file_is_simulated_again(
     layers = {end: passes.layers_us(shard, end) for end in CASES}
     assert layers["low"] < layers["nominal"] < layers["high"]
     # 28 layers, 16 per launch
-    sevens = dict.fromkeys(json.loads(file.read_text()), [7.0, 0.0])
+    sevens = {name: [7.0, 0.0] for name in json.loads(file.read_text())}
     for text, expected in ((json.dumps(sevens), 2 * 7.0), ('{"a": 1}', layers["nominal"])):
         file.write_text(text)
         times.cache_clear()

@@ -119,7 +119,9 @@ def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pyte
 def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
     """In the plan, and in a refusal of what would fit without it."""
     build(["--k", "7", "--dry-run"])
-    text = "7.3 of 25.8 GB: weights 2.17, draft 0.16, caches 0.21, code 1.25, rings 3.00, scratch 0.33, fixed 0.14 (code"
+    text = (
+        "7.3 of 25.8 GB: weights 2.17, draft 0.16, caches 0.21, code 1.25, rings 3.00, scratch 0.33, fixed 0.14 (code"
+    )
     assert text in capsys.readouterr().out
     build(["--k", "7", "--dry-run", "--json"])
     sizes = json.loads(capsys.readouterr().out)["bytes_per_rank"]
@@ -127,7 +129,9 @@ def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) 
     tight = BuildSpec(k="7", tp=4, max_len=16384)
     plan = make_plan(tight.bundle)
     assert plan.weight_bytes + plan.cache_bytes < FIGURES.capacity
-    refused(lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 16.38, draft 1.02, ", "; raise --tp, lower")
+    refused(
+        lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 16.38, draft 1.02, ", "; raise --tp, lower"
+    )
 
 
 @pytest.mark.parametrize(("tp", "weights"), [(4, "weights 16.38, draft 1.02, "), (8, "weights 8.19, draft 0.51, ")])

@@ -84,7 +84,12 @@ FAULTS = [
     ("one-chip", "instance-type: trn2.3xlarge", "instance-type: trn2.48xlarge", "the server runs on"),
     ("one-chip", "--jobs=3", "--jobs=4", "4 compilers"),
     ("one-chip", "cpu: 10, memory: 104Gi}, l", "cpu: 12, memory: 104Gi}, l", "do not fit a trn2.3xlarge"),
-    ("one-chip", "bundles, emptyDir: {sizeLimit: 100Gi}", "bundles, emptyDir: {sizeLimit: 60Gi}", "bytes of weights on"),
+    (
+        "one-chip",
+        "bundles, emptyDir: {sizeLimit: 100Gi}",
+        "bundles, emptyDir: {sizeLimit: 60Gi}",
+        "bytes of weights on",
+    ),
     ("replicas", "count: 16", "count: 12", "there are not 16 servers"),
     ("one-chip", "104Gi}, limits: {memory: 104Gi}", "128Gi}, limits: {memory: 128Gi}", "16 servers of"),
 ]
