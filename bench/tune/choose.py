@@ -75,23 +75,15 @@ def frontier(rows: Iterable[Row]) -> list[Row]:
     return best
 
 
-def _band(row: Row, name: str, unit: str = "") -> str:
+def ms(row: Row, name: str = "ms", unit: str = "") -> str:
+    """Milliseconds, or a different field, with its band if the row has one."""
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return f"{row[name]:.2f}{unit}" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
 
 
-def ms(row: Row) -> str:
-    """Milliseconds, with their band if the row has one."""
-    return _band(row, "ms")
-
-
 def gain(row: Row) -> str:
     """Speedup over no speculation, with its band if the row has one."""
-    return _band(row, "gain", "x")
-
-
-def _k(row: Row) -> str:
-    return str(row["k"]) if row["k"] else "off"
+    return ms(row, "gain", "x")
 
 
 def table(rows: Iterable[Row], *first: str) -> str:
@@ -100,7 +92,7 @@ def table(rows: Iterable[Row], *first: str) -> str:
              "ms per token (simulated)", "gain (simulated)", "tokens/s per chip (simulated)", "cost of 1M tokens",
              "target's bytes at HBM's rate / its pass"]  # fmt: skip
     return markdown([*first, *heads], [
-        [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["lnc"]), str(r["batch"]), _k(r),
+        [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["lnc"]), str(r["batch"]), str(r["k"]),
          f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}", f"{r['step_ms']:.1f}, {r['step']:.2f}", ms(r),
          gain(r), f"{r['tokens_per_second_per_chip']:.0f}", f"{r['cost']:.2f}", f"{r['read_share']:.0%}"]
         for r in rows
@@ -113,7 +105,6 @@ def by_batch(rows: Sequence[Row]) -> str:
     for r in rows:
         known = f"{r['workload']}{' (assumed)' if r['assumed'] else ''}"
         key = known, r["drafter"], f"{r['chips']:g}", str(r["tp"]), str(r["lnc"])
-        cell = f"k {_k(r)}: {r['ms']:.1f} ms, {r['gain']:.2f}x, {r['cost']:.2f}"
-        lines.setdefault(key, {})[r["batch"]] = cell
+        lines.setdefault(key, {})[r["batch"]] = f"k {r['k']}: {r['ms']:.1f} ms, {r['gain']:.2f}x, {r['cost']:.2f}"
     heads = ["workload", "drafter", "chips", "tp", "LNC", *(f"batch {batch}" for batch in batches)]
     return markdown(heads, [[*key, *(cells.get(b, "does not fit") for b in batches)] for key, cells in lines.items()])
