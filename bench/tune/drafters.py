@@ -153,20 +153,19 @@ def read_share(setup: Setup, k: int) -> float:
 def _eagle3_us(setup: Setup, rows: int, first: bool, end: str) -> float:
     """One pass; the first of a step projects the target's hidden states."""
 
+    one, lnc = Shard(TARGET, setup.tp, 1, 1), setup.lnc
+    hidden, heads, dim = one.config.hidden_size, one.heads, one.config.head_dim
+
     def us(batch: int, rows: int) -> float:
         shard = Shard(TARGET, setup.tp, batch, rows)
-        inputs = passes.collective_us(setup.tp, shard.rows * hidden * BF16, end, setup.lnc)
-        return passes.layers_us(shard, end, setup.lnc, count=1) + (1 + first) * inputs
+        inputs = (1 + first) * passes.collective_us(setup.tp, shard.rows * hidden * BF16, end, lnc)
+        # its vocabulary differs from the target's, and so does its noise
+        sampling = passes.sampling_us(replace(one, batch=batch), one.config.vocab_size, end, lnc)
+        return passes.layers_us(shard, end, lnc, count=1) + inputs + sampling
 
-    one = Shard(TARGET, setup.tp, setup.batch, 1)
-    hidden, heads, dim = one.config.hidden_size, one.heads, one.config.head_dim
     wider = (heads.heads_per_rank + 2 * heads.kv_per_rank) * dim * setup.tp
     features = wider + _EAGLE3_IDS + first * _EAGLE3_TAPS * hidden
-    # its vocabulary differs from the target's, and so does its noise
-    sampling = _at(setup, 1, lambda batch, _: passes.sampling_us(
-        replace(one, batch=batch), one.config.vocab_size, end, setup.lnc))  # fmt: skip
-    read = passes.read_us(features * hidden * BF16 / setup.tp, end, setup.lnc)
-    return _at(setup, rows, us) + read + sampling
+    return _at(setup, rows, us) + passes.read_us(features * hidden * BF16 / setup.tp, end, lnc)
 
 
 def _dflash_us(setup: Setup, k: int, end: str, markov: bool) -> float:
