@@ -49,7 +49,7 @@ def misfit(objects: Objects, folder: str) -> Iterator[str]:
         (exactly["selectors"][0]["cel"]["expression"] == named, f"{exactly} at tp {spec.tp}"),
         (claim["constraints"][0]["matchAttribute"] == f"resource.aws.com/devicegroup{count}_id", f"{count} of {claim}"),
         (pod["nodeSelector"] == {"node.kubernetes.io/instance-type": instance}, f"node {pod['nodeSelector']}"),
-        (objects[folder, "Deployment", "server-speculative"]["spec"]["replicas"] == replicas, f"not {replicas} of them"),
+        (objects[folder, "Deployment", "server-speculative"]["spec"]["replicas"] == replicas, f"not {replicas}"),
         (replicas * amount(needed["cpu"]) < cpus and replicas * amount(needed["memory"]) < memory
          and replicas * count <= devices, f"{replicas} servers of {needed}, {count} devices on a {instance}"),
         (1.2 * weights < amount(disk["sizeLimit"]) <= room, f"{weights} bytes of weights on {disk}"),
@@ -81,7 +81,7 @@ FAULTS = [
     ("one-chip", "--jobs=3", "--jobs=4", "4 compilers"),
     ("one-chip", "cpu: 10, memory: 104Gi}, l", "cpu: 12, memory: 104Gi}, l", "1 servers of"),
     ("one-chip", "bundles, emptyDir: {sizeLimit: 100Gi}", "bundles, emptyDir: {sizeLimit: 60Gi}", "bytes of weights"),
-    ("replicas", "count: 16", "count: 12", "not 16 of them"),
+    ("replicas", "count: 16", "count: 12", "not 16"),
     ("one-chip", "104Gi}, limits: {memory: 104Gi}", "128Gi}, limits: {memory: 128Gi}", "16 servers of"),
 ]  # fmt: skip
 
