@@ -39,7 +39,8 @@ def read(**change: Any) -> Qwen3Config:
 
 
 @pytest.mark.parametrize("rope", STATED, ids=str)
-def test_rotations_are_transformers(rope: dict[str, Any], head_dim: int = 128) -> None:
+def test_rotations_are_transformers(rope: dict[str, Any]) -> None:
+    head_dim = 128
     hf = hf_config(head_dim, **rope)
     config = config_from_dict(hf.to_dict(), "config.json")
     assert config.rope_scaling
