@@ -29,7 +29,7 @@ from nkisim.timeline.trn2 import TRN2
 _BUSY = 0.05
 # this process has the vendor's nki, so nkisim takes the name in another process
 _SIMULATED_BY = (
-    "import sys, nkisim.install as i; i.install(force=True); "
+    "import sys; from nkisim.install import install; install(force=True); "
     "from bench.kernels.__main__ import main; main(sys.argv[1:])"
 )
 

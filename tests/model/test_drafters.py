@@ -100,16 +100,6 @@ def test_nothing_but_the_registry_names_a_drafter() -> None:
     assert {f.parent.name for f in files if named.search(f.read_text(encoding="utf-8"))} == {"drafters", "nxd"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
-def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
-    """Prompts of one id and of several, greedy and sampled, against the torch backend without drafts."""
-    requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]
-    expected = eager_engine(family, "none", batch=8).run(requests)
-    results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
-    assert [r.ids for r in results] == [r.ids for r in expected]
-
-
 class Cycle(AdaptiveK):
     """Another k in each step."""
 
@@ -138,3 +128,13 @@ def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:
         engines = (eager_engine(family, drafter, max_len=512, chunks=chunks) for chunks in ((128,), (128, 512)))
         few, many = ([dataclasses.replace(r, scores=[]) for r in engine.run(requests)] for engine in engines)
         assert few == many, drafter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
+def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
+    """Prompts of one id and of several, greedy and sampled, against the torch backend without drafts."""
+    requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]
+    expected = eager_engine(family, "none", batch=8).run(requests)
+    results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
+    assert [r.ids for r in results] == [r.ids for r in expected]

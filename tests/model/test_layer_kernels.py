@@ -30,14 +30,9 @@ from model.qwen3 import Qwen3
 from model.rope import rotation
 from nki_kernels.limits import SPARE_PAGES
 from tests.compile.tiny import spec, write_model
-from tests.model.family import AsTheyRun, untraced
 from tests.model.paged import empty_caches
 from trnspec.bundle import hlo
-from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.plan import make_plan
-from trnspec.engine.config import engine_config
-from trnspec.engine.engine import Engine
-from trnspec.engine.request import Request
 
 # the smallest Qwen3 that the fused kernels support
 SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 512}
@@ -141,7 +136,7 @@ def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
     contexts = Context(8), NkiContext(8, EAGER, simulated.serve)
     pools = [empty_caches(PRESETS["Qwen/Qwen3-0.6B"], 8, 20, dtype)[0] for _ in contexts]
     table = torch.arange(9, 1, -1, dtype=torch.int32)[None]
-    for first, count in ((0, 256), (200, 128), (384, 512), (800, 256)):
+    for first, count in ((0, 256), (200, 128), (384, 512), (800, 256), (950, 128)):
         q, k, v = (torch.randn(1, heads, count, 128).to(dtype) for heads in (2, 1, 1))
         outs = []
         for i, ctx in enumerate(contexts):
@@ -186,6 +181,15 @@ def test_kernels_that_are_left_out_are_operations_of_the_graph(case: str) -> Non
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_failure_inside_a_call_is_raised_after_the_run() -> None:
+    """Once: the next run has no error."""
+    custom_calls.register()
+    custom_calls._serve(0, None, b"{}", 2, 0)
+    with pytest.raises(UserError, match="a simulated kernel rejected its operands: 'results'; build the bundle again"):
+        custom_calls.check([])
+    custom_calls.check([])
+
+
 @pytest.mark.slow
 def test_no_two_graphs_with_kernels_have_the_same_launches(folder: Path) -> None:
     """Except PREFILL_LOGPROBS, which adds HLO operations to the launches of PREFILL."""
@@ -200,22 +204,3 @@ def _launches(proto: bytes) -> list[bytes]:
         i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == CUSTOM_CALL_TARGET
     )
     return sorted(call.backend_config for call in calls)
-
-
-@pytest.mark.slow
-def test_a_failure_inside_a_call_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next request has the tokens of the reference kernels."""
-
-    def broken(launch: Launch, arrays: Any) -> Any:
-        raise ValueError("the floor is on fire")
-
-    request, engines = Request((9, 2, 7), max_new_tokens=6), []
-    for kernels in ("nki", "reference"):
-        runner = AsTheyRun(read_bundle(untraced(spec(folder, kernels, kernels=kernels, k=1, batch=1))))
-        engines.append(Engine(runner, engine_config(runner.bundle)))
-    with monkeypatch.context() as patched:
-        patched.setattr(custom_calls, "simulate", broken)
-        with pytest.raises(UserError, match="a simulated kernel rejected its operands: the floor is on fire"):
-            engines[0].run([request])
-    actual, expected = (engine.run([request])[0].ids for engine in engines)
-    assert actual == expected

@@ -182,7 +182,7 @@ def without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tup
 
 @pytest.mark.parametrize("drafter", WITH_DRAFTS)
 def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str, without_drafts: Any) -> None:
-    """Different k limits, reused slots, requests without full sampling in the batch; a third of the mixes per drafter."""
+    """Different k limits, reused slots, mixed with plain requests; each drafter has a third of the mixes."""
     first, grammars = WITH_DRAFTS.index(drafter) % 3, len(GRAMMARS)
     pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in without_drafts)
     (requests, expected), (free, free_expected) = (zip(*of, strict=True) for of in pairs)

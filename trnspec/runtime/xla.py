@@ -107,7 +107,7 @@ class XlaRunner(Runner):
         placed = {id(array): on_devices for array, on_devices in self._placed}
         for array in inputs:
             if id(array) not in placed:
-                placed[id(array)] = jax_compat.replicate(array, self._sharding, self._devices)
+                placed[id(array)] = self._put([array] * self.tp)
         fixed = (array for array in inputs if isinstance(array, np.ndarray) and not array.flags.writeable)
         self._placed = [(array, placed[id(array)]) for array in fixed]
         return [placed[id(array)] for array in inputs]
