@@ -16,6 +16,18 @@ def allow_min_p_and_bias_with_drafts() -> None:
     SamplingParams._validate_spec_decode = lambda self, speculative_config: None
 
 
+def check_command(parser: Any, check: Callable[[Any, Any], None]) -> None:
+    """Call `check(chosen, defaults)` with the options that this parser reads: vLLM's configuration hides defaults."""
+    parse = parser.parse_known_args
+
+    def parse_known_args(arguments: Any = None, namespace: Any = None) -> Any:
+        chosen, rest = parse(arguments, namespace)
+        check(chosen, parse([])[0])
+        return chosen, rest
+
+    parser.parse_known_args = parse_known_args
+
+
 def skip_accelerator_caches() -> None:
     """vLLM empties the caches of torch's accelerator when a worker ends; a bundle has none, and torch would raise."""
     torch.accelerator.empty_cache = torch.accelerator.empty_host_cache = lambda: None

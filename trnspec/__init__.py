@@ -11,6 +11,7 @@ raises `UserError` with one sentence.
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,10 +55,17 @@ def platform() -> str | None:
     """vLLM's entry point: the server's platform. A command that names no bundle is left as it is if one is shadowed."""
     if not (sentence := shadowed()):
         return importlib.import_module("serve.plugin").platform()
-    if any((Path(argument.partition("=")[2] or argument) / "manifest.json").is_file() for argument in sys.argv[1:]):
+    manifests = (Path(argument.partition("=")[2] or argument) / "manifest.json" for argument in sys.argv[1:])
+    if any(file.is_file() and b"trnspec-bundle" in file.read_bytes() for file in manifests):
         print(f"error: {sentence}", file=sys.stderr)
         raise SystemExit(2)
     return None
+
+
+def check_target_device() -> None:
+    """vLLM's entry point for plugins of any kind, which it also loads where it loads no platform."""
+    if "VLLM_TARGET_DEVICE" in os.environ and not shadowed():
+        importlib.import_module("serve.plugin").check_target_device()
 
 
 def __getattr__(name: str) -> Any:

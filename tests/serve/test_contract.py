@@ -7,14 +7,16 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
 
 pytest.importorskip("vllm", reason=NO_VLLM)
-from vllm import SamplingParams
+from vllm import SamplingParams, plugins
 
 from serve.params import reject_unsupported
 
@@ -52,9 +54,12 @@ def test_every_sampling_parameter_of_this_vllm_is_on_the_list_or_refused() -> No
     reject_unsupported(values, values)
 
 
-def test_the_entry_point_is_installed() -> None:
+def test_the_entry_points_are_of_groups_that_vllm_loads() -> None:
     points = importlib.metadata.entry_points(group="vllm.platform_plugins")
     assert "trnspec:platform" in {point.value for point in points}
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    assert declared.keys() == {plugins.PLATFORM_PLUGINS_GROUP, plugins.DEFAULT_PLUGINS_GROUP}
+    assert all(callable(pkgutil.resolve_name(path)) for group in declared.values() for path in group.values())
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from tests.serve.server import NO_VLLM
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
 from trnspec.engine.request import Score
-from trnspec.engine.text import TOKENIZER
 
 pytest.importorskip("vllm", reason=NO_VLLM)
 from prometheus_client import REGISTRY, generate_latest
@@ -60,7 +58,7 @@ def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
     sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "usable": CONFIG.pool}
     spec = SimpleNamespace(**sizes, drafter="chain", target="t", dtype="fp32", tp=1, prompts=CONFIG.prompts)
     manifest = SimpleNamespace(has_weights=True, digest="0")
-    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
+    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, runner=_runner())
     monkeypatch.setattr(platform, "served_bundle", lambda: made)
     monkeypatch.setattr(platform, "engine_config", lambda _: CONFIG)
     monkeypatch.setattr(platform, "end_while_starting", end := mock.Mock())
@@ -280,32 +278,19 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
     assert {*bundle.runner.keys} <= bundle.runner.loaded
 
 
-# an attribute of vLLM's configuration or of the bundle, and the value that is refused
-OPTIONS: list[tuple[str, object, str]] = [
-    ("config.speculative_config", SimpleNamespace(method="ngram"), "speculative-config is ngram; the bundle has"),
-    ("config.parallel_config.data_parallel_size", 2, "data-parallel-size is 2; start one server"),
-    ("config.parallel_config.world_size", 2, "the parallel size is 2; one process runs all ranks"),
-    ("config.model_config.max_model_len", 256, "max-model-len is 256; the bundle's is 512"),
-    ("config.scheduler_config.max_num_seqs", 4, "max-num-seqs is 4; the bundle has 3 slots"),
-    ("config.scheduler_config.enable_chunked_prefill", False, "enable-chunked-prefill is False"),
-    ("config.cache_config.num_gpu_blocks_override", 4, "is 4; this bundle takes 5 to 9"),
-    ("config.cache_config.num_gpu_blocks_override", 10, "is 10; this bundle takes 5 to 9"),
-    ("config.additional_config", {"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
-    ("config.additional_config", {"k": "3"}, "additional-config.k is '3', expected a whole number"),
-    ("config.additional_config", {"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
-    ("config.additional_config", {"platform": "tpu"}, "platform is 'tpu', expected one of auto, cpu, neuron, pjrt"),
-    ("bundle.manifest.has_weights", False, "demo was built without weights"),
-    ("bundle.files", set(), "demo has no tokenizer"),
+# a value of --additional-config that is refused, and the sentence
+OPTIONS: list[tuple[dict[str, object], str]] = [
+    ({"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
+    ({"k": "3"}, "additional-config.k is '3', expected a whole number"),
+    ({"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
+    ({"platform": "tpu"}, "platform is 'tpu', expected one of auto, cpu, neuron, pjrt"),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "sentence"), OPTIONS, ids=[f"{path}-{value}" for path, value, _ in OPTIONS])
-def test_an_option_that_the_bundle_cannot_follow(bundle: Any, path: str, value: object, sentence: str) -> None:
-    config = _vllm_config()
-    *names, last = path.split(".")
-    setattr(functools.reduce(getattr, names, SimpleNamespace(config=config, bundle=bundle)), last, value)
+@pytest.mark.parametrize(("options", "sentence"), OPTIONS, ids=str)
+def test_an_additional_option_that_the_bundle_cannot_follow(bundle: Any, options: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        BundlePlatform.check_and_update_config(config)
+        BundlePlatform.check_and_update_config(_vllm_config(**options))
 
 
 @pytest.mark.parametrize("blocks", [None, 5, 9])
@@ -326,8 +311,6 @@ def test_a_bundle_s_limits_are_vllm_s_settings(bundle: Any, options: dict[str, A
         assert acceptance == options.get("acceptance", "none")
     bundle.end_while_starting.assert_called_with()
     SamplingParams(min_p=0.1, logit_bias={1: 1.0})._validate_spec_decode(config.speculative_config)
-    bundle.files, config.model_config.skip_tokenizer_init = set(), True
-    BundlePlatform.check_and_update_config(config)
 
 
 def test_with_several_api_servers_the_first_process_keeps_vllm_s_handler(bundle: Any) -> None:
@@ -335,19 +318,6 @@ def test_with_several_api_servers_the_first_process_keeps_vllm_s_handler(bundle:
     config.parallel_config._api_process_count = 2
     BundlePlatform.check_and_update_config(config)
     bundle.end_while_starting.assert_not_called()
-
-
-def test_the_command_line_has_the_bundle_s_defaults(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk is at most 512 rows, for which running requests wait."""
-    monkeypatch.setattr(platform, "model_folder", lambda _: "folder")
-    bundle.spec.prompts = ((128, 128), (512, 512), (2048, 4096))
-    defaults = dict[str, Any]()
-    platform.BundlePlatform.pre_register_and_update(SimpleNamespace(set_defaults=defaults.update))
-    assert defaults.items() >= {
-        "tokenizer": "folder", "max_model_len": LENGTH, "max_num_seqs": BATCH, "max_num_batched_tokens": 512,
-        "enable_prefix_caching": True, "enable_chunked_prefill": True,
-    }.items()  # fmt: skip
-    assert defaults["middleware"] == ["serve.drain.DrainMiddleware"]
 
 
 TOKENS = {"type": "token", "prompt_token_ids": [5, 6]}
