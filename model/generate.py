@@ -25,7 +25,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     add("--max-new-tokens", type=int, default=128)
     for name, default in _PARAMS.items():
         add(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}")
-    add("--stop", action="append", default=[], help="cut the text before this; may be repeated")
+    add("--stop", action="append", default=[], help="end the output before this string; may be repeated")
     add("--no-speculation", action="store_true", help="run the target without drafts")
     add("--k-limit", type=int, help="accept at most this many drafts a step")
     add("--compare", action="store_true", help="run with and without speculation and compare")
@@ -54,6 +54,7 @@ def main(arguments: list[str]) -> None:
     args = _arguments(arguments)
     if args.stream and args.json:
         raise UserError("--stream and --json exclude each other; leave one out")
+    print(f"reading {args.bundle}", file=sys.stderr, flush=True)
     params = Params(**{name: getattr(args, name) for name in _PARAMS})
     with LLM(args.bundle, args.platform, load=False) as llm:
         if args.compare and not llm.config.k:
@@ -65,8 +66,8 @@ def main(arguments: list[str]) -> None:
         llm.request(text, params, **options)
         llm.load()
         stream = llm.stream(text, params, **options, speculation=speculation)
-        for piece in stream:
-            print(piece if args.stream else "", end="", flush=True)
+        for delta in stream:
+            print(delta if args.stream else "", end="", flush=True)
         output = stream.output
         assert output is not None
         other = llm.generate(text, params, **options, speculation=not speculation) if args.compare else None
