@@ -28,18 +28,10 @@ def find_bundle_arg(arguments: list[str]) -> Path | None:
     model = _model_arg(arguments)
     if model.startswith("s3://"):
         raise UserError(f"{model} is in S3; pull it first: python -m compile.store pull {model} FOLDER")
-    return read_bundle(Path(model).resolve()).path if model and _has_manifest(Path(model)) else None
-
-
-def _has_manifest(folder: Path) -> bool:
-    """Whether a folder holds a manifest, damaged or not, that is not another tool's."""
-    try:
-        raw = json.loads((folder / MANIFEST).read_bytes())
-    except ValueError:
-        return True
-    except OSError:
-        return False
-    return isinstance(raw, dict) and raw.get("format") == FORMAT
+    # other tools write a file of this name
+    manifest = Path(model) / MANIFEST
+    ours = model and manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
+    return read_bundle(Path(model).resolve()).path if ours else None
 
 
 def no_bundle(arguments: list[str]) -> UserError:

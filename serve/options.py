@@ -22,9 +22,9 @@ FOLLOWED = {
         chat-template-content-format trust-request-chat-template default-chat-template-kwargs response-role
         reasoning-parser reasoning-parser-plugin enable-auto-tool-choice tool-call-parser tool-parser-plugin
         tool-strict-level tool-server exclude-tools-when-tool-choice-none structured-outputs-config max-logprobs
-        return-tokens-as-token-ids enable-prompt-tokens-details enable-per-request-metrics
-        enable-force-include-usage enable-tokenizer-info-endpoint fingerprint-mode fingerprint-value
-        anthropic-disabled-thinking-effort skip-tokenizer-init renderer-num-workers stream-interval""",
+        return-tokens-as-token-ids enable-prompt-tokens-details enable-per-request-metrics enable-force-include-usage
+        enable-tokenizer-info-endpoint fingerprint-mode fingerprint-value anthropic-disabled-thinking-effort
+        skip-tokenizer-init renderer-num-workers stream-interval""",
     "scheduler": """max-num-seqs max-num-batched-tokens long-prefill-token-threshold num-gpu-blocks-override
         enable-prefix-caching prefix-caching-hash-algo""",
     "logs and metrics": """logging-config log-level log-config-file max-log-len uvicorn-log-level
@@ -35,11 +35,6 @@ FOLLOWED = {
     "bundle": "model additional-config config",
 }
 _FOLLOWED = {option.replace("-", "_") for options in FOLLOWED.values() for option in options.split()}
-_ADVICE = {
-    "speculative_config": "the bundle has its draft, leave it out",
-    "data_parallel_size": "start one server for each copy and a router in front of them",
-    "tensor_parallel_size": "one process runs all ranks of the bundle, leave it out",
-}
 
 
 def check_options(bundle: Bundle, chosen: argparse.Namespace, defaults: argparse.Namespace) -> None:
@@ -49,11 +44,17 @@ def check_options(bundle: Bundle, chosen: argparse.Namespace, defaults: argparse
         if value != default and name not in _FOLLOWED and name != "model_tag":
             short = default is not None and len(str(default)) < 40
             advice = f"this bundle is served with {default}, leave it out" if short else "leave it out"
-            raise UserError(
-                f"--{name.replace('_', '-')} is {value}; {_ADVICE.get(name, advice)}: "
-                "docs/serving.md lists the options that a bundle follows"
-            )
+            shown, option = "given" if name == "hf_token" else value, name.replace("_", "-")
+            raise UserError(f"--{option} is {shown}; {advice}: docs/serving.md lists the options that a bundle follows")
     _check_values(bundle, chosen)
+
+
+def suggest_parsers(template: str, chosen: argparse.Namespace) -> str:
+    """The parsers of Qwen3's thinking and tool calls that a chat template needs and the command lacks."""
+    thinking = "--reasoning-parser qwen3 " * ("</think>" in template and not chosen.reasoning_parser)
+    # Qwen3 writes JSON, Qwen3-Coder XML
+    tools = f"--enable-auto-tool-choice --tool-call-parser {'qwen3_xml' if '<function=' in template else 'hermes'}"
+    return thinking + tools * ("<tool_call>" in template and not chosen.tool_call_parser)
 
 
 def _check_values(bundle: Bundle, chosen: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import argparse
 import functools
 import os
 import secrets
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,9 +20,9 @@ from model.errors import UserError
 from model.strict import Range, Wrong, read
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, DIGEST_VARIABLE, model_folder
-from serve.options import check_options
+from serve.options import check_options, suggest_parsers
 from serve.params import UnsupportedParam, check_request, reject_unsupported
-from serve.vllm_patches import allow_min_p_and_bias_with_drafts, check_command
+from serve.vllm_patches import allow_min_p_and_bias_with_drafts, check_command, report_why_a_request_failed
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.spec import MAX_K
 from trnspec.engine.config import engine_config
@@ -136,6 +137,10 @@ class BundlePlatform(Platform):
             # vLLM's "auto" means the model's folder, which is the bundle's
             if chosen.generation_config == "auto":
                 chosen.generation_config = folder
+            files = (Path(folder) / name for name in ("chat_template.jinja", "tokenizer_config.json"))
+            template = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+            if parsers := suggest_parsers(template, chosen):
+                print(f"trnspec: to parse what the chat template writes, add {parsers}", file=sys.stderr)
 
         check_command(parser, check)
 
@@ -154,8 +159,9 @@ class BundlePlatform(Platform):
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
         if scheduler.scheduler_cls != _SCHEDULER:
             # the budget is for prefill, decode rows of all slots come on top; vLLM calls this twice
-            longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
-            scheduler.long_prefill_token_threshold = min(longest, spec.max_len)
+            budget = scheduler.max_num_batched_tokens
+            longest = scheduler.long_prefill_token_threshold or budget
+            scheduler.long_prefill_token_threshold = min(longest, budget, spec.max_len)
             scheduler.max_num_batched_tokens += spec.batch * spec.rows
         scheduler.scheduler_cls = _SCHEDULER
         scheduler.async_scheduling = False
@@ -171,9 +177,10 @@ class BundlePlatform(Platform):
                 target_parallel_config=vllm_config.parallel_config,
             )
         if vllm_config.speculative_config is not None:
-            # vLLM's own flag for it requires a --speculative-config, which a bundle replaces
+            # vLLM's flag for it requires a --speculative-config, which a bundle replaces
             vllm_config.observability_config.per_request_spec_decode_metrics = chosen.acceptance
         allow_min_p_and_bias_with_drafts()
+        report_why_a_request_failed()
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:

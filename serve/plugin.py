@@ -41,16 +41,6 @@ def platform() -> str | None:
     return "serve.platform.BundlePlatform"
 
 
-def check_target_device() -> None:
-    """vLLM loads no platform plugin for the target device cpu: refuse a bundle, which it would read as a checkpoint."""
-    try:
-        if os.environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu" and (bundle := find_bundle_arg(sys.argv[1:])):
-            raise UserError(f"VLLM_TARGET_DEVICE is cpu, for which vLLM loads no plugin; unset it to serve {bundle}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
-
-
 def _other_plugins() -> list[EntryPoint]:
     """The platform plugins of other packages that vLLM may load here."""
     points = [point for point in entry_points(group="vllm.platform_plugins") if point.name != "trnspec"]
@@ -67,7 +57,7 @@ def _is_active(point: EntryPoint) -> bool:
 
 def _is_only_platform() -> bool:
     """Whether no other platform of vLLM's could serve a model on this machine."""
-    # vLLM asks its own platforms first, so its module is there
+    # vLLM tries its built-in platforms first, so their module is imported
     from vllm.platforms import builtin_platform_plugins  # noqa: PLC0415
 
     return not _other_plugins() and not any(ask() for ask in builtin_platform_plugins.values())

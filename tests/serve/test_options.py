@@ -1,4 +1,4 @@
-"""Options of `vllm serve`, read by vLLM's own parser: each is followed, or refused in a sentence that names it."""
+"""Options of `vllm serve`, read by vLLM's parser: each is followed, or refused in a sentence that names it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trnspec.engine.text import TOKENIZER
 pytest.importorskip("vllm", reason=NO_VLLM)
 from vllm.entrypoints.launchers.cli_args import FlexibleArgumentParser, make_arg_parser
 
-from serve import platform
+from serve import options, platform
 from serve.options import FOLLOWED
 
 OF_A_LATER_VLLM = "--of-a-later-vllm"
@@ -28,32 +28,27 @@ COMMANDS = {
     "--logits-processors a.B": "--logits-processors is ['a.B']; leave it out: docs/serving.md lists",
     "--logprobs-mode processed_logprobs": "--logprobs-mode is processed_logprobs; this bundle is served with raw_log",
     "--dtype float16": "--dtype is float16; this bundle is served with float32, leave it out",
-    "--dtype auto": "--dtype is auto",
-    "--block-size 16": "--block-size is 16; this bundle is served with 128",
-    "--max-model-len 128": "--max-model-len is 128; this bundle is served with 256",
     "--max-num-seqs 5": "--max-num-seqs is 5; the bundle has 4 slots",
     "--max-logprobs 21": "--max-logprobs is 21; the graphs return at most 20",
     "--num-gpu-blocks-override 2": "--num-gpu-blocks-override is 2; this bundle takes 3 to 9",
     "--num-gpu-blocks-override 10": "--num-gpu-blocks-override is 10; this bundle takes 3 to 9",
     "--no-enable-chunked-prefill": "--enable-chunked-prefill is False; this bundle is served with True",
-    "--tensor-parallel-size 2": "--tensor-parallel-size is 2; one process runs all ranks of the bundle, leave it out",
-    "-dp 2": "--data-parallel-size is 2; start one server for each copy",
-    "--speculative-config.method ngram": "--speculative-config is {'method': 'ngram'}; the bundle has its draft",
-    "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both": "--kv-transfer-config is",
-    "--attention-config.backend CUSTOM": "--attention-config is",
-    "--generation-config auto": "",
-    "--tokenizer other": "--tokenizer is other",
+    "-dp 2": "--data-parallel-size is 2; this bundle is served with 1",
     "-O0": "--optimization-level is",
     **dict.fromkeys((
         "--load-format dummy", "--kv-cache-dtype fp8", "--enable-lora", "--quantization fp8", "--seed 3",
         "--scheduling-policy priority", "--worker-cls a.B", "--scheduler-cls a.B", "--hf-overrides.vocab_size 1",
-        "--runner pooling", "--distributed-executor-backend mp", "--async-scheduling", "--headless",
-        "--lora-modules a=b", "--revision main", f"{OF_A_LATER_VLLM} x",
+        "--runner pooling", "--distributed-executor-backend mp", "--async-scheduling", "--headless", "--block-size 16",
+        "--lora-modules a=b", "--revision main", "--max-model-len 128", "--tensor-parallel-size 2", "--tokenizer a",
+        "--dtype auto", "--speculative-config.method ngram",
+        "--kv-transfer-config.kv_connector X --kv-transfer-config.kv_role kv_both",
+        "--attention-config.backend CUSTOM", f"{OF_A_LATER_VLLM} x",
     ), "--"),
     **dict.fromkeys((
         "", "--dtype float32", "--block-size 128", "--max-model-len 256", "--max-num-seqs 2", "--port 9",
         "--num-gpu-blocks-override 3", "--tensor-parallel-size 1", "--no-enable-prefix-caching", "--middleware a.b",
         "--generation-config vllm", "--logprobs-mode raw_logprobs", "--additional-config.k 3", "--api-key a b",
+        "--generation-config auto",
     ), ""),
 }  # fmt: skip
 
@@ -97,14 +92,15 @@ def test_an_option_is_followed_or_refused_in_a_sentence(line: str, parse: Callab
 
 def test_every_option_of_this_vllm_is_on_the_list_or_refused(parse: Any, bundle: Any) -> None:
     """And each on the list is one of this vLLM's."""
-    options = {action.dest.replace("_", "-") for action in parse.parser._actions} - {"help", "model-tag"}
+    every = {action.dest.replace("_", "-") for action in parse.parser._actions} - {"help", "model-tag"}
     followed = {option for part in FOLLOWED.values() for option in part.split()}
-    assert followed <= options
+    assert followed <= every
     defaults = parse("")
-    for option in options:
+    for option in every:
         chosen = Namespace(**vars(defaults) | {option.replace("-", "_"): "another value"})
         if option not in followed:
-            with pytest.raises(UserError, match=f"^--{option} is another value; "):
+            value = "given" if option == "hf-token" else "another value"
+            with pytest.raises(UserError, match=f"^--{option} is {value}; "):
                 platform.check_options(bundle, chosen, defaults)
 
 
@@ -132,3 +128,19 @@ def test_the_page_lists_the_options_that_are_followed() -> None:
     assert {part: re.findall(r"--([a-z0-9-]+)", row) for part, row in rows} == {
         part: sorted(options.split()) for part, options in FOLLOWED.items()
     }
+
+
+QWEN3 = "{% if tools %}<tools></tools><tool_call>{% endif %}<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "line", "added"),
+    [
+        (QWEN3, "", "--reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes"),
+        (f"{QWEN3}<function=", "--reasoning-parser qwen3", "--enable-auto-tool-choice --tool-call-parser qwen3_xml"),
+        (QWEN3, "--reasoning-parser qwen3 --tool-call-parser hermes", ""),
+        ("{{ messages }}", "", ""),
+    ],
+)
+def test_the_parsers_that_a_chat_template_needs_are_named(template: str, line: str, added: str, parse: Any) -> None:
+    assert options.suggest_parsers(template, parse(line)).strip() == added
