@@ -63,7 +63,7 @@ def engine_request(
         min(sampling.max_tokens or config.max_len, config.max_len),
         (*end, *(sampling.stop_token_ids or ())),
         cut=cut,
-        allowed=(allowed or (lambda ids: None)) if sampling.structured_outputs is not None else None,
+        allowed=allowed,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         ends=tuple(sampling.all_stop_token_ids),
@@ -72,7 +72,8 @@ def engine_request(
 
 def check_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any) -> None:
     """Raise UnsupportedParam for a prompt or a value of a sampling parameter that the bundle cannot serve."""
+    allowed = None if sampling.structured_outputs is None else (lambda ids: None)
     try:
-        check(config, engine_request(config, ids, sampling))
+        check(config, engine_request(config, ids, sampling, allowed))
     except UserError as error:
         raise UnsupportedParam("sampling parameters or prompt", str(error)) from error

@@ -264,7 +264,8 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
             gone.add(int(name))
         client.step()
     for n, (ids, params) in enumerate(requests):
-        request = engine_request(CONFIG, tuple(ids), params, Grammar(), stop_strings(config, ids, params))
+        grammar = Grammar() if params.structured_outputs else None
+        request = engine_request(CONFIG, tuple(ids), params, grammar, stop_strings(config, ids, params))
         (result,) = Engine(_runner(), CONFIG).run([request])
         outputs = client.outputs[str(n)]
         tokens = [token for one in outputs for token in one.new_token_ids]

@@ -50,7 +50,6 @@ class Params:
 
     @property
     def seed_words(self) -> tuple[int, int]:
-        """Its low and its high word, modulo 2^64 as in torch."""
         return self.seed % _WORD, self.seed // _WORD % _WORD
 
     @property

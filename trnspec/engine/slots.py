@@ -24,9 +24,8 @@ _NEUTRAL = Request(())
 class Slot:
     """A request's place in the batch.
 
-    `known`: number of tokens to prefill, which are the prompt and the tokens sampled before a preemption; the chunks of
-    the first `cached` of them are launched. `token`: the newest token, which is not cached yet, at `position`; 0 during
-    prefill. `blocks`: the KV blocks in order of position.
+    `known`: number of tokens to prefill, those sampled before a preemption included; chunks of the first `cached` are
+    launched. `token`: the newest token, not cached yet, at `position` (0 during prefill). `blocks`: by position.
     """
 
     index: int

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import jax
 
-# bytes of cached graphs; the least recently used are removed beyond
-_MAX_BYTES = 4 << 30
-
 
 def cache_compiled_graphs() -> None:
     """Let JAX cache compiled graphs in the user's cache folder, unless JAX_COMPILATION_CACHE_DIR names a different one.
@@ -18,18 +15,13 @@ def cache_compiled_graphs() -> None:
     JAX's keys are a graph's content, XLA's options and version; a folder is for one kind of processor. An entry is
     machine code, so a folder that others can write to is not used.
     """
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+    known = jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    if known or not (folder := _private_folder(f"trnspec/graphs-{_processor()}")):
         return
-    folder = _private_folder(f"trnspec/graphs-{_processor()}")
-    if folder is None:
-        return
-    for option, value in (
-        ("jax_compilation_cache_dir", str(folder)),
-        ("jax_compilation_cache_max_size", _MAX_BYTES),
-        ("jax_persistent_cache_min_compile_time_secs", 0),
-        ("jax_persistent_cache_min_entry_size_bytes", -1),
-    ):
-        jax.config.update(option, value)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", 4 << 30)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _private_folder(name: str) -> Path | None:
@@ -38,20 +30,17 @@ def _private_folder(name: str) -> Path | None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        above = (parent.stat().st_mode for parent in folder.resolve().parents)
-        shared = any(mode & 0o022 and not mode & stat.S_ISVTX for mode in above)
-        status = folder.lstat()
+        above, status = [parent.stat().st_mode for parent in folder.resolve().parents], folder.lstat()
     except (OSError, RuntimeError):
         return None
-    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
-    return folder if private and not shared and os.access(folder, os.W_OK) else None
+    shared = any(mode & 0o022 and not mode & stat.S_ISVTX for mode in (*above, status.st_mode & ~stat.S_ISVTX))
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not shared
+    return folder if private and os.access(folder, os.W_OK) else None
 
 
 def _processor() -> str:
     """A name for the processor's instruction set, for which XLA compiles."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = [platform.processor()]
-    facts = {line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))}
-    return hashlib.sha256("\n".join([platform.machine(), *sorted(facts or lines)]).encode()).hexdigest()[:16]
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    facts = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+    return hashlib.sha256("\n".join([platform.machine(), *sorted(facts)]).encode()).hexdigest()[:16]
