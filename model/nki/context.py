@@ -122,7 +122,7 @@ class NkiContext(Context):
             of_cores, first_R = (values, ids.float()), values[0] >= values[-1]
             parts.append(torch.stack([torch.where(first_R, t[0], t[-1]) for t in of_cores]))
         # one collective for scores and ids, which are exact in fp32
-        gathered = self.ops.all_gather(_marked(torch.cat(parts, 1), best_R).T, shard.rank_11)
+        gathered = self.ops.all_gather(_with_no_id(torch.cat(parts, 1), best_R).T, shard.rank_11)
         best = gathered.unflatten(-1, (-1, 2)).permute(1, 2, 0)
         return ShardArgmax(best[:, 0], best[:, 1].to(torch.int32))
 
@@ -145,12 +145,12 @@ class NkiContext(Context):
         if isinstance(params.filters, ApproxFilters):
             gather = functools.partial(self.ops.all_gather, rank_11=rank_11)
             best_R = best_logit(gather, logits_RV)
-            by = (1 / params.divisor_R, best_R)
-            sums = functools.partial(count_and_mass, gather, logits_RV, by, self._weights_above)
+            scale = (1 / params.divisor_R, best_R)
+            sums = functools.partial(count_and_mass, gather, logits_RV, scale, self._weights_above)
             floor_R = params.filters.floor(best_R, params.divisor_R, sums)
         else:
-            by_T = (params.divisor_R, params.filters)
-            floor_R = self.ops.jit(filter_floor, rank_11, logits_RV, by_T, weigh=self._weights_above)
+            filters = (params.divisor_R, params.filters)
+            floor_R = self.ops.jit(filter_floor, rank_11, logits_RV, filters, weigh=self._weights_above)
         return torch.where(params.filtering_R, floor_R, lowest_R)
 
     def _weights_above(
@@ -166,7 +166,7 @@ class NkiContext(Context):
         return torch.cat(parts)
 
 
-def _marked(best_2R: Tensor, logit_R: Tensor) -> Tensor:
+def _with_no_id(best_2R: Tensor, logit_R: Tensor) -> Tensor:
     """(2, R) this rank's best scores and ids. Rows with NaN or +inf have NO_ID with the highest score, so that it wins
     over all ranks; rows that are all -inf have NO_ID with the lowest score."""
     value_R = torch.where(logit_R <= NO_FLOOR, _LAST, _FIRST)

@@ -171,24 +171,11 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, tables: Any) -> None:
         acceptance.read(Path(_file(tmp_path, tables)))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--limit-ms nan",
-        "--limit-ms -1",
-        "--price 0",
-        "--weights int4",
-        "--picture /proc/x",
-        "--batch 0",
-        "--batch 65",
-        "--tp 5",
-        "--tp nan",
-        "--k 16",
-        "--drafter x",
-        "--traces /dev/null",
-        "--out /proc/x",
-    ],
-)
+WRONG = """--limit-ms nan, --limit-ms -1, --price 0, --weights int4, --lnc 3, --batch 0, --batch 65, --tp 5, --tp nan, --k 16, --drafter x,
+--traces /dev/null, --out /proc/x, --picture /proc/x"""
+
+
+@pytest.mark.parametrize("words", WRONG.replace("\n", " ").split(", "))
 def test_wrong_options_are_refused_at_the_start(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(words.split())
