@@ -17,7 +17,7 @@ from model.errors import UserError
 from model.nki.context import make_context
 from model.nki.table import KERNELS
 from model.parallel import check_tp
-from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
+from model.strict import PRINTABLE, Length, Range, Text, ValidationError, read
 from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, SPARE_PAGES, attention_limit_error
 from trnspec.bundle.part import Part
 
@@ -157,15 +157,17 @@ def logprobs_prompt(prompts: Sequence[tuple[int, int]], max_len: int) -> tuple[i
 
 
 def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
-    """The spec that a manifest stores; Wrong for the first field that is not as declared."""
+    """The spec that a manifest stores; ValidationError for the first field that is not as declared."""
     if not isinstance(value, dict):
-        raise Wrong(f"{at} is not an object")
+        raise ValidationError(f"{at} is not an object")
     spec = read(BundleSpec, {name: v for name, v in value.items() if name != "draft_config"}, at)
     config = value.get("draft_config")
     if spec.drafter not in DRAFTERS:
-        raise Wrong(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(DRAFTERS)}")
+        raise ValidationError(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(DRAFTERS)}")
     if (config is not None) != spec.has_draft:
-        raise Wrong(f"{at}.drafter is {spec.drafter} and the draft has {'a' if config else 'no'} configuration")
+        raise ValidationError(
+            f"{at}.drafter is {spec.drafter} and the draft has {'a' if config else 'no'} configuration"
+        )
     kind = spec.drafter_type.config_type
     return dataclasses.replace(spec, draft_config=read(kind, config, f"{at}.draft_config")) if kind else spec
 
