@@ -11,6 +11,7 @@ rounding.
 Layouts: x and out (R, E), gamma (E,), k_norm and q_norm (D,), weights of pack_qkv (heads in the order v, k, q) and
 pack_out, cos and sin (B, N, D / 2) fp32, pools (pages, G, 128, D), positions (B, N) and block_table (B, S / 128) int32,
 S a multiple of 1024. Two cores attend half of the sequences each (core_split.py).
+FP8 weights have scales (blocks, 1, C).
 Cost: weights and cache once (roofline.decode_attention); a weight below MIN_BYTES_TO_SPLIT, once per core. Design:
 docs/kernels.md. Launched by steps for layers that are not part of a decode_layers launch.
 """
@@ -40,7 +41,13 @@ from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
 from nki_kernels.layer.projections import project
 from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
-from nki_kernels.layer.weight_stream import PackedWeight, WeightStationary, WeightStream, accumulate
+from nki_kernels.layer.weight_stream import (
+    ATTENTION_AHEAD_BYTES,
+    PackedWeight,
+    WeightStationary,
+    WeightStream,
+    accumulate,
+)
 from nki_kernels.limits import CANDIDATES
 from nki_kernels.tiles import P, preload_act_table
 
@@ -112,6 +119,8 @@ class AttentionHalf(nl.NKIObject):
             begin(kv.chunks[0], None)
             kv.transpose_keys(1)
         exchange.exchange_heads()
+        if self.out.is_fp8():
+            out_stream.ahead_limit = ATTENTION_AHEAD_BYTES
         if self.attends:
             heads = exchange.kv_heads
             out_stream.prefetch()

@@ -9,6 +9,7 @@ not depend on R, its index or the number of cores.
 Layouts: x and out (R, E), gamma (E,), gate_up (blocks, E, 2 C) of pack_gate_up, down (blocks, I, C) of pack. Each of
 two cores computes half of the blocks of gate and up, exchanges each block of silu(g) u, and computes half of the output
 columns: no partial sums are added. Below the break-even size core 0 computes the full MLP and core 1 idles.
+FP8 weights have scales (blocks, 1, columns) and are stationary.
 Cost: all weights once (roofline.decode_mlp). Design: docs/kernels.md. Launched by steps for layers that are not part of
 a decode_layers launch, and for the MLP of block drafts.
 """
@@ -23,6 +24,7 @@ from nki_kernels.layer.core_split import MLP_PIPE, exchange, weight_bytes
 from nki_kernels.layer.projections import padded_rows, project, rows_of_groups
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
 from nki_kernels.layer.weight_stream import (
+    AHEAD_BYTES,
     TILE_BYTES,
     PackedWeight,
     WeightStationary,
@@ -130,7 +132,7 @@ class MLPHalf(nl.NKIObject):
 
         A block is transposed after the next one's product: the Tensor Engine does not wait for SwiGLU.
         """
-        before = []
+        before, stream.ahead_limit = [], AHEAD_BYTES
         for block in range(self.gate_up.blocks[0], self.gate_up.blocks[1]):
             width = self.gate_up.columns // (2 * self.groups)
             product = WeightStationary(rows.scaled_PTR, width, 2 * self.groups, False)

@@ -10,6 +10,7 @@ SwiGLU are decode_mlp's, so a row's bits are decode's: they do not depend on C, 
 Layouts: x (C, E) or (C, K), gamma (E,), gate_up (blocks, E, 2 W) of pack_gate_up, down (blocks, I, W) of pack; weight
 (blocks, K, W) of pack, pack_qkv, pack_out or pack_head, K a multiple of 128; prompt_product multiplies its `first`
 blocks, or all for 0. Each of two cores computes half of the row tiles, or half of the blocks for a single row tile.
+FP8 weights have scales (blocks, 1, W).
 Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/kernels.md. Launched by every prefill graph,
 and prompt_product for the projections of block drafts and the head of every pass.
 """
