@@ -54,10 +54,10 @@ def swiglu_transposed(gated_WR, gate, up, inv_rms_PR):
     """The same of FP8 weights, for one group of W channels: gate and up are pairs of PSUM (W, R) and scales (W, 1)."""
     inv_rms_WR = inv_rms_PR[0 : gated_WR.shape[0], :]
     scaled = []
-    for psum_WR, scale_W1 in (gate, up):
+    for half in (gate, up):
         scaled_WR = nl.ndarray(gated_WR.shape, dtype=nl.float32)
         nisa.scalar_tensor_tensor(
-            dst=scaled_WR, data=psum_WR, op0=nl.multiply, operand0=scale_W1, op1=nl.multiply, operand1=inv_rms_WR
+            dst=scaled_WR, data=half[0], op0=nl.multiply, operand0=half[1], op1=nl.multiply, operand1=inv_rms_WR
         )
         scaled.append(scaled_WR)
     nisa.activation(dst=scaled[0], op=nl.silu, data=scaled[0])
@@ -132,7 +132,8 @@ class MLPHalf(nl.NKIObject):
 
         A block is transposed after the next one's product: the Tensor Engine does not wait for SwiGLU.
         """
-        before, stream.ahead_limit = [], AHEAD_BYTES
+        before = []
+        stream.ahead_limit = AHEAD_BYTES
         for block in range(self.gate_up.blocks[0], self.gate_up.blocks[1]):
             width = self.gate_up.columns // (2 * self.groups)
             product = WeightStationary(rows.scaled_PTR, width, 2 * self.groups, False)
