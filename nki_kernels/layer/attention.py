@@ -41,13 +41,7 @@ from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
 from nki_kernels.layer.projections import project
 from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
-from nki_kernels.layer.weight_stream import (
-    ATTENTION_AHEAD_BYTES,
-    PackedWeight,
-    WeightStationary,
-    WeightStream,
-    accumulate,
-)
+from nki_kernels.layer.weight_stream import PackedWeight, WeightStationary, WeightStream, accumulate
 from nki_kernels.limits import CANDIDATES
 from nki_kernels.tiles import P, preload_act_table
 
@@ -119,8 +113,6 @@ class AttentionHalf(nl.NKIObject):
             begin(kv.chunks[0], None)
             kv.transpose_keys(1)
         exchange.exchange_heads()
-        if self.out.is_fp8():
-            out_stream.ahead_limit = ATTENTION_AHEAD_BYTES
         if self.attends:
             heads = exchange.kv_heads
             out_stream.prefetch()

@@ -24,7 +24,6 @@ from nki_kernels.layer.core_split import MLP_PIPE, exchange, weight_bytes
 from nki_kernels.layer.projections import padded_rows, project, rows_of_groups
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
 from nki_kernels.layer.weight_stream import (
-    AHEAD_BYTES,
     TILE_BYTES,
     PackedWeight,
     WeightStationary,
@@ -133,7 +132,6 @@ class MLPHalf(nl.NKIObject):
         A block is transposed after the next one's product: the Tensor Engine does not wait for SwiGLU.
         """
         before = []
-        stream.ahead_limit = AHEAD_BYTES
         for block in range(self.gate_up.blocks[0], self.gate_up.blocks[1]):
             width = self.gate_up.columns // (2 * self.groups)
             product = WeightStationary(rows.scaled_PTR, width, 2 * self.groups, False)

@@ -15,8 +15,6 @@ from nki_kernels.tiles import P, absent, dma_static, itemsize, transpose_on_pe
 # bytes per partition of one transfer, and of all transfers that are in flight or loaded and unused
 TILE_BYTES = 8192
 AHEAD_BYTES = 98304
-# the latter during attention, for FP8 weights: half of the bytes have to cover the same time
-ATTENTION_AHEAD_BYTES = 147456
 
 
 class PackedWeight(nl.NKIObject):
@@ -114,18 +112,17 @@ def remainder_slots(remainder):
 
 
 class WeightStream(nl.NKIObject):
-    """Tiles in the order of use: each is prefetched `ahead_limit` bytes before its use."""
+    """Tiles in the order of use: each is prefetched AHEAD_BYTES before its use."""
 
     def __init__(self, queue):
         self.queue = queue
         self.loaded = []
         self.used = 0
         self.ahead_bytes = 0
-        self.ahead_limit = AHEAD_BYTES
 
     def prefetch(self):
-        """Issue the next loads, up to `ahead_limit`."""
-        while len(self.loaded) < len(self.queue) and self.ahead_bytes < self.ahead_limit:
+        """Issue the next loads, up to AHEAD_BYTES."""
+        while len(self.loaded) < len(self.queue) and self.ahead_bytes < AHEAD_BYTES:
             tile = self.queue[len(self.loaded)]
             self.loaded.append(tile.load())
             self.ahead_bytes = self.ahead_bytes + tile.bytes_per_partition()
