@@ -102,6 +102,8 @@ class MLPHalf(nl.NKIObject):
 
     def gate_and_up(self, rows, stream):
         """silu(gate) * up of RMSNormRows, transposed: (128, tiles, padded_rows)."""
+        if self.gate_up.fills_tiles():
+            return self.gate_and_up_tiles(rows, stream)
         count, width = rows.scaled_PTR.shape[2], self.gate_up.columns // 2
         first, last = self.gate_up.blocks
         gated_RI = nl.ndarray((padded_rows(count), self.down.depth), dtype=rows.scaled_PTR.dtype)
@@ -125,6 +127,21 @@ class MLPHalf(nl.NKIObject):
             src = gated_RI[:, block * width : (block + 1) * width]
             dst = gated_RI[:, received * width : (received + 1) * width]
             exchange(src, dst, MLP_PIPE, nisa.dma_engine.gpsimd_dma)
+
+    def gate_and_up_tiles(self, rows, stream):
+        """The same of FP8 weights whose blocks are K tiles of down, which need no transpose."""
+        first, last = self.gate_up.blocks
+        gated_PTR = nl.ndarray((P, self.down.k_tiles, rows.scaled_PTR.shape[2]), dtype=rows.scaled_PTR.dtype)
+        for block in range(first, last):
+            product, scales = WeightStationary(rows.scaled_PTR, P, 2, False), self.gate_up.channels
+            accumulate(stream, self.gate_up, [product])
+            gate = (product.psum[0][:, 0, :], scales.of_group(block, 0))
+            up = (product.psum[1][:, 0, :], scales.of_group(block, 1))
+            swiglu_transposed(gated_PTR[:, block, :], gate, up, rows.inv_rms_all_partitions())
+            if self.is_split:
+                received = (block + last - first) % (2 * (last - first))
+                exchange(gated_PTR[:, block, :], gated_PTR[:, received, :], MLP_PIPE, nisa.dma_engine.gpsimd_dma)
+        return gated_PTR
 
     def gate_and_up_fp8(self, gated_RI, rows, stream):
         """The same with the weights stationary, so that a channel's scale is one per partition.

@@ -30,6 +30,7 @@ from nki_kernels.layer.weight_stream import (
     alternate_engine,
     next_block,
     row_products,
+    transpose_in_order,
     transpose_rows,
 )
 from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
@@ -192,7 +193,10 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6, scales=None):
                 psum_RC = scaled(multiply(block, both, tile.x_PTR), scale_PC)
                 swiglu(tile.gated_RI[:, b * width : (b + 1) * width], psum_RC, tile.normed.inv_rms())
         for tile in groups[g]:
-            gated.append(transpose_rows(tile.gated_RI))
+            if both.fills_tiles():
+                gated.append(transpose_in_order(tile.gated_RI))
+            else:
+                gated.append(transpose_rows(tile.gated_RI))
         project_tiles(out_CE, stream, last, gated, groups[g], groups[g + 1])
     return out_CE
 
