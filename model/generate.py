@@ -36,6 +36,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     """Prints the output while it is generated, and statistics on stderr; or JSON. Exits with 1 if ids differ."""
     args = _arguments(arguments)
+    print(f"reading {args.bundle}", file=sys.stderr, flush=True)
     params = Params(**{name: getattr(args, name) for name in _PARAMS})
     with LLM(args.bundle, args.platform, load=False) as llm:
         if args.compare and not llm.config.k:

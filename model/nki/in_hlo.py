@@ -1,7 +1,8 @@
 """Kernels as HLO operations, for builds that leave kernels out (the recipe's `without`).
 
 Each function has the arguments of a launch, and returns its results, then the tensors that it writes. Weights of a
-packed layer are not packed if one of its kernels is left out.
+packed layer are not packed if one of its kernels is left out. The compiler chooses the order of sums, so a row's bits
+may depend on the number of rows.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from model import sampling
-from model.attention import append, attend
+from model.attention import append
 from model.cache import AttentionMetadata, Cache
 from model.ops import Ops, first_argmax, iota, ordered_sum
 from model.sampling import ShardArgmax
@@ -24,9 +25,10 @@ def verify_attention(
     ops: Ops, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, keys: Tensor, values: Tensor, positions_BN: Tensor,
     table_BL: Tensor, limit_B1: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    meta = AttentionMetadata(positions_BN, table_BL, limit_B1)
-    cache = append(ops, k_BGND, v_BGND, Cache(keys, values), meta)
-    return attend(ops, q_BHND, cache, meta), *cache
+    """Appends the rows, then attends."""
+    pools = append_rows(ops, k_BGND, v_BGND, keys, values, positions_BN, table_BL)
+    last_BN = positions_BN if limit_B1 is None else limit_B1.expand_as(positions_BN)
+    return _attend(q_BHND, pools[0], pools[1], last_BN, table_BL), *pools
 
 
 def append_rows(
@@ -38,8 +40,17 @@ def append_rows(
 def prompt_attention(
     ops: Ops, q_BHND: Tensor, keys: Tensor, values: Tensor, first_B1: Tensor, table_BL: Tensor
 ) -> tuple[Tensor, ...]:
-    positions_BN = first_B1 + iota(q_BHND.shape[2], first_B1)
-    return (attend(ops, q_BHND, Cache(keys, values), AttentionMetadata(positions_BN, table_BL)),)
+    return (_attend(q_BHND, keys, values, first_B1 + iota(q_BHND.shape[2], first_B1), table_BL),)
+
+
+def _attend(q_BHND: Tensor, k_PGKD: Tensor, v_PGKD: Tensor, last_BN: Tensor, table_BL: Tensor) -> Tensor:
+    """(B, H, N, D) attention over the positions up to `last_BN`: gathers the blocks, softmax over all at once."""
+    k_BGSD, v_BGSD = (pool[table_BL].transpose(1, 2).flatten(2, 3).float() for pool in (k_PGKD, v_PGKD))
+    q_BGHND = q_BHND.float().unflatten(1, (k_BGSD.shape[1], -1))
+    s_BGHNS = torch.einsum("bghnd,bgsd->bghns", q_BGHND * q_BHND.shape[-1] ** -0.5, k_BGSD)
+    visible_BNS = iota(k_BGSD.shape[2], last_BN) <= last_BN[..., None]
+    p_BGHNS = torch.where(visible_BNS[:, None, None], s_BGHNS, float("-inf")).softmax(-1)
+    return torch.einsum("bghns,bgsd->bghnd", p_BGHNS, v_BGSD).flatten(1, 2).to(q_BHND.dtype)
 
 
 def gumbel_noise(

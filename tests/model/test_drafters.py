@@ -140,3 +140,13 @@ def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path, drafter: str)
     assert rows == [{128}, {512}]
     assert results[0] == results[1]
     torch.testing.assert_close(*caches, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
+def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
+    """Prompts of one id and of several, greedy and sampled, against the torch backend without drafts."""
+    requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]
+    expected = eager_engine(family, "none", batch=8).run(requests)
+    results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
+    assert [r.ids for r in results] == [r.ids for r in expected]

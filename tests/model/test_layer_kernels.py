@@ -23,7 +23,7 @@ from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls, simulated
 from model.nki.context import NkiContext, make_context
 from model.nki.fused_layer import group_sizes
-from model.nki.launches import Launch, Result, from_text, to_text
+from model.nki.launches import CUSTOM_CALL_TARGET, Launch, Result, from_text, to_text
 from model.nki.table import KERNELS
 from model.ops import EAGER
 from model.qwen3 import Qwen3
@@ -31,6 +31,7 @@ from model.rope import rotation
 from nki_kernels.limits import SPARE_PAGES
 from tests.compile.tiny import spec, write_model
 from tests.model.paged import empty_caches
+from trnspec.bundle import hlo
 from trnspec.bundle.plan import make_plan
 
 # the smallest Qwen3 that the fused kernels support
@@ -194,3 +195,19 @@ def test_a_failure_inside_a_call_is_raised_after_the_run() -> None:
     with pytest.raises(UserError, match="a simulated kernel rejected its operands: 'results'; build the bundle again"):
         custom_calls.check([])
     custom_calls.check([])
+
+
+@pytest.mark.slow
+def test_no_two_graphs_with_kernels_have_the_same_launches(folder: Path) -> None:
+    """Except PREFILL_LOGPROBS, which adds HLO operations to the launches of PREFILL."""
+    plan = make_plan(spec(folder, kernels="nki", batch=1, max_len=512, chunks=(128, 512)).bundle)
+    graphs = [graph for graph in plan.graphs if graph.key.stage is not Stage.PREFILL_LOGPROBS]
+    launches = {tuple(_launches(proto)) for _, proto in lower_graphs(plan.spec, graphs)}
+    assert len(launches) == len(graphs) == 8
+
+
+def _launches(proto: bytes) -> list[bytes]:
+    calls = (
+        i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == CUSTOM_CALL_TARGET
+    )
+    return sorted(call.backend_config for call in calls)

@@ -37,9 +37,9 @@ def read(**change: Any) -> Qwen3Config:
     return config_from_dict({k: v for k, v in (raw | change).items() if v is not None}, "config.json")
 
 
+@pytest.mark.parametrize("head_dim", [16, 128])
 @pytest.mark.parametrize("rope", STATED, ids=str)
-def test_rotations_are_transformers(rope: dict[str, Any]) -> None:
-    head_dim = 128
+def test_rotations_are_transformers(rope: dict[str, Any], head_dim: int) -> None:
     hf = hf_config(head_dim, **rope)
     config = config_from_dict(hf.to_dict(), "config.json")
     assert config.rope_scaling
