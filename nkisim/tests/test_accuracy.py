@@ -162,7 +162,7 @@ def test_every_published_version_has_a_row_or_a_reason() -> None:
 def test_the_document_says_what_the_table_says() -> None:
     root = Path(__file__).parents[1]
     table = (root / "validation" / "results.md").read_text(encoding="utf-8")
-    document = (root / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    document = (root / "docs" / "time.md").read_text(encoding="utf-8")
     pattern = r"geometric mean error ([\d.]+)%, (\d+) of \d+ rows inside the band, (\d+ of \d+) pairs"
     found = re.findall(pattern, table)
     assert len(found) == 3 + len(command.SECTIONS)
@@ -171,7 +171,7 @@ def test_the_document_says_what_the_table_says() -> None:
 
 
 def test_the_document_names_every_habit() -> None:
-    document = (Path(__file__).parents[1] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[1] / "docs" / "time.md").read_text(encoding="utf-8")
     names = {f"Habits.{field.name}" for field in fields(Habits)} | {"nkisim.geometry.NEURONX_CC", "turned_together"}
     assert {name for name in names if f"`{name}`" not in document} == set()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from console import ROOT, rewritten
+
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("validation/*.md")]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in sorted(PAGES)}
 _FILE = re.compile(r"`((?:src|docs|tests|examples|validation)/[\w./-]*(?:/|\.(?:py|md|json|svg|ya?ml|txt)))`")
@@ -56,3 +56,15 @@ def test_examples_print_what_the_page_shows(page: str) -> None:
     text = "\n".join(_EXAMPLE.findall(TEXTS[page]))
     example = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if "```console\n$ nkisim" in text])
+def test_commands_print_what_the_page_shows(page: str) -> None:
+    """`make docs` writes the output of commands; times and digests of a page are those of this source."""
+    assert rewritten(TEXTS[page]) == TEXTS[page]
+
+
+def test_a_stale_figure_is_replaced() -> None:
+    page = TEXTS["docs/quickstart.md"]
+    assert rewritten(page.replace("  7.72 us", "  7.71 us")) == page
+    assert "  7.72 us" in page

@@ -10,11 +10,10 @@ from typing import Any
 import nkisim
 from nkisim.cli.launches import Launch
 from nkisim.timeline.drawing import clock
-from nkisim.timeline.habits import COMPILER, Habits
+from nkisim.timeline.habits import COMPILER, ORDER, Habits
 from nkisim.timeline.schedule import Schedule, schedule
 
 FORMAT = "nkisim-times-1"
-ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compiler might"}
 
 
 def row(launch: Launch, numerics: bool = True, habits: Habits = COMPILER) -> dict[str, Any]:
@@ -46,8 +45,9 @@ def figures(result: Schedule) -> dict[str, Any]:
 
 
 def to_json(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of a times file."""
-    return {"format": FORMAT, "source": "simulated", "nkisim": nkisim.__version__, "chip": "trn2", "times": list(rows)}
+    """The content of a times file; no time of a row includes a launch, whose own times are in the row."""
+    about = {"format": FORMAT, "source": "simulated", "launch": "not included", "nkisim": nkisim.__version__}
+    return {**about, "chip": "trn2", "times": list(rows)}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -131,12 +131,13 @@ def difference_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---:|---:|---|",
         *("| `{}` | {} | {} | {} |".format(*_cells(r)) for r in rows),
         "",
-        f"Simulated by nkisim {nkisim.__version__} for trn2, not measured. A change inside of the band may not show on "
-        "a chip.",
+        f"Simulated by nkisim {nkisim.__version__} for trn2, not measured, without a launch. A change inside of the "
+        "band may not show on a chip.",
     ]
     return "\n".join(lines)
 
 
 def difference_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The difference for a terminal."""
-    return "\n".join(f"{name}: {a or 'absent'} -> {b or 'absent'} ({word})" for name, a, b, word in map(_cells, rows))
+    lines = [f"{name}: {a or 'absent'} -> {b or 'absent'} ({word})" for name, a, b, word in map(_cells, rows)]
+    return "\n".join([*lines, "simulated on trn2, without a launch"])
