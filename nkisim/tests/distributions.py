@@ -33,6 +33,8 @@ def check(sdist: Path, wheel: Path) -> str:
         raise ValueError(f"{sdist.name} and {wheel.name} have different metadata; build both anew")
     if missing := [folder for folder in SOURCES if not any(file.startswith(f"{folder}/") for file in files)]:
         raise ValueError(f"{sdist.name} has no {', '.join(missing)}; MANIFEST.in lists the folders")
+    if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
+        raise ValueError(f"{wheel.name} has no LICENSE; it must be a file of this folder")
     if others := sorted({name.partition("/")[0] for name in names} - {"nkisim", path.partition("/")[0]}):
         raise ValueError(f"{wheel.name} has {', '.join(others)}; it may have the package only")
     return f"{first.name} {first.version}: metadata are valid; sdist of {len(files)} files, wheel of {len(names)}"
