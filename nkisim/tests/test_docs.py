@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from console import ROOT, rewritten
+from docs.console import ROOT, rewritten
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("validation/*.md")]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in sorted(PAGES)}

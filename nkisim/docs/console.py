@@ -1,4 +1,4 @@
-"""`python tests/console.py`: write the output of every console block of README and docs anew, by its own commands."""
+"""`python docs/console.py`: write the output of every console block of README and docs anew, by its own commands."""
 
 from __future__ import annotations
 
