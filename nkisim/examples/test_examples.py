@@ -49,10 +49,10 @@ def test_all_reduce():
     ranks, draw = 4, np.random.default_rng(2).standard_normal
     x_t, weight = draw((ranks, 256, 16)).astype(np.float32), draw((ranks, 256, 64)).astype(np.float32)
     outputs = simulate_ranks(row_parallel, ranks)([(x_t[r], weight[r], ranks) for r in range(ranks)])
-    whole = np.einsum("rkm,rkn->mn", x_t.astype(np.float64), weight.astype(np.float64))
+    expected = np.einsum("rkm,rkn->mn", x_t.astype(np.float64), weight.astype(np.float64))
     for output in outputs:
         assert np.array_equal(output, outputs[0])
-        np.testing.assert_allclose(output, whole, rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_autotune(capsys):

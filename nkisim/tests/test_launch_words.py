@@ -44,7 +44,7 @@ def test_commands_say_that_no_launch_is_in_a_time(output: Callable[..., str], tm
     assert "simulated, no launch" in output("report", *LAUNCH, out="page.svg")
 
 
-def test_json_says_it_too_and_has_the_launch_the_likely_band_and_the_order(output: Callable[..., str]) -> None:
+def test_json_has_the_same_and_the_launch_the_likely_band_and_the_order(output: Callable[..., str]) -> None:
     times = json.loads(output("time", *WORDS, "--json"))
     assert times["launch"] == "not included"
     (row,) = times["times"]

@@ -22,7 +22,7 @@ from stand_in import package
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/witness.md"
 X = draw((8, 5), seed=3)
-# held by a module, not read from `nl` when the kernel runs
+# bound at import, not read from `nl` when the kernel runs
 ADD = nl.add
 
 
@@ -96,7 +96,7 @@ def test_a_look_alike_is_not_the_vendor(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_vendor_agrees() -> None:
-    found = witness.vendor()
-    if found is None:
+    installed = witness.vendor()
+    if installed is None:
         pytest.skip(witness.ABSENT)
-    assert observed(found).exact == 1
+    assert observed(installed).exact == 1

@@ -26,14 +26,14 @@ GAP = {4: 2.0**-16, 2: 2.0**-8, 1: 2.0**-3}
 
 
 def is_real(package: ModuleType) -> bool:
-    """Tell a vendor's nki from an empty look-alike and from nkisim, by what it can do."""
+    """Whether a package is the vendor's nki, not an empty look-alike or nkisim: by what it can do."""
     parts = (getattr(package, "isa", None), getattr(package, "language", None))
     able = hasattr(parts[0], "nc_matmul") and hasattr(parts[1], "ndarray")
     return able and callable(getattr(package, "simulate", None)) and not hasattr(package, "__nkisim__")
 
 
 def vendor() -> ModuleType | None:
-    """Import the vendor's nki beside nkisim, which may answer to that name here; None where it is absent."""
+    """Import the vendor's nki next to nkisim, which may answer to that name here; None where it is absent."""
     ours = {n: sys.modules.pop(n) for n in list(sys.modules) if getattr(sys.modules[n], "__nkisim__", False)}
     try:
         package = importlib.import_module("nki")
@@ -76,9 +76,9 @@ class Witness:
         before, outcome = (self.exact, self.within), "an error"
         try:
             with _names_of(self.package, used):
-                theirs = self.package.simulate(self.package.jit(kernel)[lnc])(*args)
+                other_outputs = self.package.simulate(self.package.jit(kernel)[lnc])(*args)
             outcome = "different"
-            for mine, other in zip(_arrays(ours), _arrays(theirs), strict=True):
+            for mine, other in zip(_arrays(ours), _arrays(other_outputs), strict=True):
                 self._compare(mine, np.asarray(other))
             outcome = ""
         finally:
@@ -122,7 +122,7 @@ def _names_of(package: Any, used: set[str]) -> Iterator[None]:
             names[name] = value
 
 
-# the witness of this run, when it was asked for and is there
+# the witness of this run, when the option is given and the package is installed
 ACTIVE: list[Witness] = []
 # those of the modules that are done
 SEEN: list[Witness] = []
