@@ -9,6 +9,9 @@ import re
 import pytest
 
 from docs.console import ROOT, rewritten
+from nkisim.timeline.chip import CASES
+from nkisim.timeline.costs.dma import collective_ns
+from nkisim.timeline.trn2 import TRN2
 
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("validation/*.md")]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in sorted(PAGES)}
@@ -68,3 +71,9 @@ def test_a_stale_figure_is_replaced() -> None:
     page = TEXTS["docs/quickstart.md"]
     assert rewritten(page.replace("  7.72 us", "  7.71 us")) == page
     assert "  7.72 us" in page
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16, 32, 64])
+def test_the_times_of_collectives_are_those_of_the_law(ranks: int) -> None:
+    low, nominal, high = (collective_ns(0, ranks, 2, TRN2.at(case)) / 1e3 for case in CASES)
+    assert f"| {ranks} | {low:.1f} | {nominal:.1f} | {high:.1f} |" in TEXTS["docs/time.md"]
