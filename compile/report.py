@@ -32,9 +32,11 @@ FIGURES = HbmFigures()
 def rank_bytes(plan: BundlePlan) -> dict[str, int]:
     """What takes a rank's HBM, in bytes."""
     count = len(plan.graphs)
+    target, draft = (sum(t.bytes for t in weights) for weights in (plan.target_weights, plan.draft_weights))
     return {
-        "weights": plan.weight_bytes, "caches": plan.cache_bytes, "code": FIGURES.microcode + count * FIGURES.code,
-        "rings": count * FIGURES.rings, "scratch": FIGURES.scratch, "fixed": FIGURES.fixed,
+        "weights": target, "draft": draft, "caches": plan.cache_bytes,
+        "code": FIGURES.microcode + count * FIGURES.code, "rings": count * FIGURES.rings, "scratch": FIGURES.scratch,
+        "fixed": FIGURES.fixed,
     }  # fmt: skip
 
 

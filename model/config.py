@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from model.errors import UserError
-from model.strict import Length, Range, Wrong, read
+from model.strict import Length, Range, ValidationError, read
 
 C = TypeVar("C")
 
@@ -21,9 +21,6 @@ class Yarn:
     beta_fast: Annotated[float, Range(1e-3, 1e6)] = 32.0
     beta_slow: Annotated[float, Range(1e-3, 1e6)] = 1.0
     attention_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
-    mscale: Annotated[float | None, Range(0, 1e3)] = None
-    mscale_all_dim: Annotated[float | None, Range(0, 1e3)] = None
-    truncate: bool = True
 
     def as_hf(self) -> dict[str, Any]:
         """The object of a config.json."""
@@ -107,7 +104,7 @@ def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) 
         known.setdefault("head_dim", hidden // heads)
     try:
         return read(cls, known)
-    except Wrong as error:
+    except ValidationError as error:
         raise UserError(f"{where}: {error}; give the folder of a complete {what}") from error
 
 

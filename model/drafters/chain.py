@@ -1,8 +1,8 @@
-"""A chain: a smaller model drafts one id after the other, as it would write.
+"""Autoregressive draft model: a smaller Qwen3 drafts one token per pass.
 
-Its cache lacks the last draft's row when a step has accepted every draft. So the first pass of a step begins one id
-earlier: where that row was cached already it is written again with the same bits, and no pass is spent on it only
-(vLLM catches up in its first pass too, vllm/v1/spec_decode/llm_base_proposer.py; NxDI makes an extra pass).
+If a step accepts every draft, the draft's cache lacks the last draft's row. Therefore the first pass of a step has two
+rows, the id before the input id and the input id; if the first row is cached already, it is rewritten with the same
+bits. vLLM does the same (vllm/v1/spec_decode/llm_base_proposer.py); NxDI runs an extra pass.
 """
 
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from model.weights import Packing, Weight, decoder_weights
 
 
 class Chain(Drafter):
-    """k passes: the first has two rows, the id before the input id and the input id; the others have one."""
+    """Drafts with k passes of a Qwen3; per-slot state: the K ids before the input id, K = 1."""
 
     name = "chain"
     config_type: ClassVar[type[Any] | None] = Qwen3Config
@@ -33,7 +33,7 @@ class Chain(Drafter):
         self, rows: StepRows, ids_BT: Tensor, params: SamplingParams, noise_BNV: Tensor, state: DraftState
     ) -> tuple[Tensor, DraftState]:
         model, (before_B11,) = self.model, state.slots
-        # a prompt has at least one id; a slot without a sequence is at position 0, and its rows are ignored
+        # idle slots are at position 0; their rows are ignored
         positions_B2 = (rows.meta.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
         x_B2E, caches, _ = model.hidden(ids_B2, state.caches, rows.meta._replace(positions_BN=positions_B2))
@@ -46,12 +46,17 @@ class Chain(Drafter):
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.slots)
 
     def update(self, result: VerifyResult, state: DraftState) -> DraftState:
-        return state._replace(slots=(gather_rows(result.ids_BN.unsqueeze(-1), result.count_B1 - 1),))
+        (before_BK1,), count_B1 = state.slots, result.count_B1
+        ids_BJ1 = torch.cat((before_BK1, result.ids_BN.unsqueeze(-1)), 1)
+        return state._replace(slots=(gather_rows(ids_BJ1, count_B1 + iota(before_BK1.shape[1], count_B1)),))
 
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
         caches = self.model.hidden(chunk.ids_1S, state.caches, chunk.meta).caches
-        last_111 = gather_rows(chunk.ids_1S.unsqueeze(-1), chunk.length_1[:, None] - 1)
-        return DraftState(caches, (write_slot(state.slots[0], last_111, chunk.slot_1),))
+        (before_BK1,), ids_1S1 = state.slots, chunk.ids_1S.unsqueeze(-1)
+        count = before_BK1.shape[1]
+        # of a prompt shorter than K, the first entries are not used
+        last_1K = (chunk.length_1[:, None] - count + iota(count, chunk.length_1)).clamp(min=0)
+        return DraftState(caches, (write_slot(before_BK1, gather_rows(ids_1S1, last_1K), chunk.slot_1),))
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
@@ -63,5 +68,5 @@ class Chain(Drafter):
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
-        # a tied head may be stored twice
+        # a checkpoint with a tied head may store it, too
         return "" if config.tie_word_embeddings and name == "lm_head.weight" else name

@@ -41,6 +41,18 @@ def broken(a):
     return a.shape[7]
 
 @nki.jit
+def misnamed(a):
+    nisa.tensor_copy(dst=a, src=a, dtype=nl.float32)
+
+@nki.jit
+def asserted(a):
+    assert a.shape == [2, 2]
+
+@nki.jit
+def multiplied(a):
+    nisa.register_alloc(2) * 64
+
+@nki.jit
 def newer(a):
     nisa.scalar_load(a)
     return a
@@ -122,6 +134,10 @@ def test_run_says_what_comes_out(kernels: Path, capsys: pytest.CaptureFixture[st
     assert row["values"] == "0 to 0, mean 0, all zero"
 
 
+def test_the_target_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1 to 1, mean 1" in said(capsys, "run", "k.py:scale", "float32:1x60000:ones", "factor=1", "--target", "trn3")
+
+
 def test_the_version_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 to 1, mean 1" in said(capsys, "run", "k.py:newer", "int32:1x1:ones", "--nki", "0.7")
 
@@ -169,6 +185,21 @@ WRONG = {
     "no colon": (["run", "k.py"], "'k.py' is no kernel; write FILE.py:FUNCTION"),
     "no file": (["run", "x.py:scale"], "x.py cannot be used (No such file"),
     "no function": (["run", "k.py:nope"], "k.py has no function 'nope'; its kernels are scale, unwritten,"),
+    "an argument": (["run", "k.py:misnamed", "float32:2x2"], "tensor_copy got an unexpected keyword argument 'd"),
+    "an assertion": (["run", "k.py:asserted", "float32:2x2"],
+                     "the kernel raised AssertionError (`assert a.shape == [2, 2]` does not hold; shapes are tuples"),
+    "a register": (["run", "k.py:multiplied", "float32:2x2"],
+                   "the kernel raised TypeError (the VirtualRegister has no value while a kernel is traced; use it as"),
+    "SBUF of neuronx-cc": (["run", "k.py:scale", "float32:1x53760", "--sbuf", "neuronx-cc"],
+                           "ndarray: tensor takes 215040 B per partition; sbuf has 212992 B per partition ["),
+    "times of trn3": (["time", "k.py:scale", "float32:2x2", "--target", "trn3"],
+                      "timeline: argument 'target=trn3' is not simulated; no figure of its engines is public; "),
+    "a list": (["run", "k.py:scale", "[1, 2]", "1.0"], "launch: a list is used as a tensor; pass a numpy or"),
+    "bytes": (["run", "@bytes"], "bytes is no list of launches ('utf-8' codec"),
+    "a deep recording": (["report", "deep.json", "--out", "x.html"], "deep.json is nested too deeply to be read; "),
+    "deep times": (["report", "k.py:scale", "float32:2x2", "--against", "deep.json"], "deep.json is nested too deeply"),
+    "deep signatures": (["coverage", "--signatures", "deep.json"], "deep.json is nested too deeply to be read; "),
+    "no signatures": (["coverage", "--signatures", "k.json"], "k.json holds no signatures (KeyError: 'modules'); "),
     "not a function": (["run", "k.py:LIMIT"], "k.py has no function 'LIMIT'"),
     "no argument": (["run", "k.py:scale"], "k.py:scale: missing a required argument: 'a'; its arguments are a, factor"),
     "named twice": (["run", "k.py:scale", "a=1", "a=2"], "an argument is named twice"),
@@ -191,6 +222,8 @@ WRONG = {
 def test_a_mistake_is_one_sentence_and_one_object(name: str, kernels: Path, ended: Callable[..., Ended]) -> None:
     Path("bad.py").write_text("def f(:\n", encoding="utf-8")
     Path("k.json").write_text("{}", encoding="utf-8")
+    Path("bytes").write_bytes(b"\x80\x81")
+    Path("deep.json").write_text("[" * 100_000, encoding="utf-8")
     Path("none.txt").write_text("# nothing\n", encoding="utf-8")
     Path("two.txt").write_text("k.py:scale float32:2x2\nk.py:scale float32:2x2 --lnc 2\n", encoding="utf-8")
     words, sentence = WRONG[name]
@@ -213,6 +246,20 @@ def test_an_error_for_programs_names_its_law_and_its_line(kernels: Path, ended: 
 
 def row(kernel: str, latency: float, **others: Any) -> dict[str, Any]:
     return {"kernel": kernel, "latency_ns": latency, "low_ns": 0.9 * latency, "high_ns": 1.2 * latency, **others}
+
+
+def test_a_wrong_call_names_the_kernel_s_line(kernels: Path, ended: Callable[..., Ended]) -> None:
+    facts = json.loads(ended("run", "k.py:misnamed", "float32:2x2", "--json")[1])
+    assert (facts["error"], facts["op"]) == ("WrongCall", "tensor_copy")
+    assert facts["file"].endswith("k.py")
+    assert KERNELS.splitlines()[facts["line"] - 1].strip().startswith("nisa.tensor_copy(")
+
+
+def test_lint_names_the_line_that_is_not_python(kernels: Path, ended: Callable[..., Ended]) -> None:
+    Path("bad.py").write_text("def f(:\n", encoding="utf-8")
+    code, out, err = ended("lint", "bad.py")
+    assert (code, err) == (1, "0 kernels, 1 refusals, 1 findings\n")
+    assert out.startswith("bad.py:1:1: error: is not Python (")
 
 
 def test_the_difference_of_two_files() -> None:

@@ -1,8 +1,9 @@
 """nkisim: AWS's NKI kernel language simulated on a CPU, Trainium2 first."""
 
-from nkisim import collectives, install, isa, language
+from nkisim import collectives, isa, language
 from nkisim.errors import LawError, NkiValidationError, NotSimulated
 from nkisim.event import Event, Extent, Peak, Recording
+from nkisim.install import install
 from nkisim.launch import Kernel, Result, jit, run, simulate
 from nkisim.policy import POLICIES, STRICT, VENDOR, Policy, using
 

@@ -24,6 +24,20 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
+def read_json(path: Path, how: str) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ValueError: it is not JSON; `how` says what writes such a file.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be read; {how}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); {how}") from None
+
+
 def described(error: BaseException) -> dict[str, Any]:
     """An error for programs: its class, its sentence, and for a law the wrong value, its place and the limit."""
     facts: dict[str, Any] = {"error": type(error).__name__, "message": sentence(error)}

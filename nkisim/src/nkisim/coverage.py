@@ -81,13 +81,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--signatures", type=Path, help="a signatures file, instead of those of every version")
     options = parser.parse_args(arguments)
     files = [options.signatures] if options.signatures else SIGNATURES.values()
-    read = [json.loads(file.read_text()) for file in files]
+    read = [_signatures(file) for file in files]
     results = {signatures["nki_version"]: report(signatures) for signatures in read}
     if options.json:
         print(json.dumps(results))
     else:
         print("\n".join(_text(version, result) for version, result in results.items()))
     return 1 if any(result["missing"] for result in results.values()) else 0
+
+
+def _signatures(file: Path) -> dict[str, Any]:
+    """Read a signatures file.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    how = f"a signatures file is laid out as {SIGNATURES['0.6'].name}"
+    signatures: dict[str, Any] = command.read_json(file, how)
+    try:
+        public_names(signatures)
+        unknown = sorted(set(signatures["modules"]) - set(MODULES))
+        if unknown or not isinstance(signatures["nki_version"], str):
+            raise KeyError(f"modules {', '.join(unknown)}")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} holds no signatures ({type(error).__name__}: {error}); {how}") from None
+    return signatures
 
 
 def _text(version: str, result: dict[str, list[str]]) -> str:

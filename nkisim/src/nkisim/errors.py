@@ -97,6 +97,10 @@ class WrongEngine(LawError):
     """The chosen engine cannot execute the instruction."""
 
 
+class WrongCall(LawError, TypeError):
+    """An argument of a call is missing, unknown or given twice."""
+
+
 class WrongArgument(LawError):
     """A scalar argument has a value that the instruction does not accept."""
 

@@ -54,6 +54,9 @@ CORE_V3 = Geometry(
     sbuf_min_align=2,
     psum_min_align=4,
 )
+# architecture guide of Trainium3: SBUF 32 MiB, PSUM as before; 144 GiB in four stacks
+CORE_V4 = replace(CORE_V3, name="trn3", generation=4, sbuf_bytes_per_partition=256 * 1024, hbm_bytes=36 * 1024**3)
+CORES = {core.generation: core for core in (CORE_V3, CORE_V4)}
 # neuronx-cc leaves 16 KiB of each partition: "separate buffers need 224KB>208KB", says the record of
 # github.com/Jerry2423/kda-for-trainium; nki.language.tile_size speaks of usable bytes, without a number
 NEURONX_CC = replace(CORE_V3, sbuf_bytes_per_partition=208 * 1024)

@@ -15,6 +15,7 @@ import numpy as np
 
 from nkisim import door
 from nkisim.compiler import CompileConfig, SpecializationConfig
+from nkisim.core import races
 from nkisim.core.context import Core, enter, running
 from nkisim.core.cores import Meeting, run_all
 from nkisim.core.recording import build
@@ -34,11 +35,12 @@ from nkisim.errors import (
 )
 from nkisim.event import Peak, Recording
 from nkisim.geometry import CORE_V3, Geometry
-from nkisim.isa.target import get_nc_version
-from nkisim.lines import failing_line
+from nkisim.isa.target import target
+from nkisim.lines import asserted, failing_line
 from nkisim.memory.memory import CoreMemory, SharedMemory
 from nkisim.memory.packing import pack
 from nkisim.memory.placement import Region, place, regions
+from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import NKIObject
 from nkisim.policy import Policy, chosen
 
@@ -168,7 +170,7 @@ def run(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     policy: Policy | str | None = None,
-    geometry: Geometry = CORE_V3,
+    geometry: Geometry | None = None,
 ) -> Result:
     """Run a kernel and return its outputs, its recording and its memory peaks.
 
@@ -176,18 +178,24 @@ def run(
         LawError: the kernel broke a law of the machine, named by the subclass.
     """
     kernel = jit(kernel)
-    get_nc_version()
+    geometry = geometry or target()
     if running() is not None:
         allowed = "launch kernels from the host"
         raise KernelInsideKernel(kernel.fn.__name__, None, "was launched inside a kernel", allowed)
     policy = chosen(policy)
     kernel = kernel.launched(policy)
+    if policy.recording and geometry.generation > CORE_V3.generation:
+        why = "no figure of its engines is public; run the kernel without its times, or time it for trn2"
+        raise NotSimulated("timeline", f"target={geometry.name}", why)
     meeting = Meeting(kernel.lnc)
     session = Session(kernel, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})
     run_all(meeting, session.bodies())
     outputs = session.finish()
     return Result(outputs, build(session.cores, kernel.schedule, session.peaks), session.peaks)
+
+
+_OF_TENSORS = frozenset(["shape", "strides", "offset", "dtype", "buffer", "_on_chip", "_storage", *dir(NkiTensor)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +299,17 @@ class Session:
             if error.line is None:
                 error.line = failing_line(error.__traceback__)
             raise
+        except AttributeError as error:
+            if error.name not in _OF_TENSORS or isinstance(error.obj, NkiTensor):
+                raise
+            allowed = "pass a numpy or torch array to the kernel, or load one"
+            wrong = BadInput("launch", f"a {type(error.obj).__name__}", "is used as a tensor", allowed)
+            wrong.line = failing_line(error.__traceback__)
+            raise wrong from error
+        except AssertionError as error:
+            if not error.args:
+                error.args = (asserted(error.__traceback__),)
+            raise
         finally:
             enter(before)
 
@@ -322,6 +341,8 @@ class Session:
             regions_ = [(core, r) for core in self.cores for r in regions(core.number, self.geometry)]
             self.peaks = tuple(peak for core, r in regions_ if (peak := self._place(core, r)) is not None)
         with np.errstate(all="ignore"):
+            for storage in [*self.memory.shared.values(), *self.memory.inputs]:
+                races.settle(storage)
             outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=True)]
             if not all(door.is_same(self.results[0], other) for other in self.results[1:]):
                 allowed = "return the same tensors in nl.shared_hbm on both cores"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -12,12 +14,19 @@ from nkisim.errors import Line
 _PACKAGE = os.path.join(Path(__file__).resolve().parent, "")
 # kernels of these tests are not the package's
 _TESTS = os.path.join(_PACKAGE, "tests", "")
+_LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
+_INSTALLED = os.path.join(sysconfig.get_path("purelib"), "")
 # whether a file belongs to this package
 _OURS: dict[str, bool] = {}
 
 
 def _is_ours(name: str) -> bool:
     return name.startswith(_PACKAGE) and not name.startswith(_TESTS)
+
+
+def _is_library(name: str) -> bool:
+    """Whether a file is of the standard library, which this package may call."""
+    return name.startswith(_LIBRARY) and not name.startswith(_INSTALLED)
 
 
 def kernel_line() -> Line:
@@ -39,7 +48,15 @@ def failing_line(trace: TracebackType | None) -> Line | None:
     found: Line | None = None
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not _is_ours(name):
+        if not _is_ours(name) and not _is_library(name):
             found = (name, trace.tb_lineno)
         trace = trace.tb_next
     return found
+
+
+def asserted(trace: TracebackType | None) -> str:
+    """Return the source of an assertion that failed without a message."""
+    line = failing_line(trace)
+    text = linecache.getline(*line).strip() if line else ""
+    lists = "; shapes are tuples here: compare with (...), not [...]" if ".shape" in text and "[" in text else ""
+    return f"`{text}` does not hold{lists}"

@@ -94,17 +94,19 @@ def check(reached: Reached, nki: str = VERSIONS[0]) -> list[Finding]:
 
 def _apply(node: ast.AST, scope: Scope, reached: Reached, nki: str) -> list[Finding]:
     return [
-        _finding(rule, node, severity, reached)
+        _finding(rule, node, (severity, broken), reached)
         for rule, severity in RULES_BY_NODE[nki].get(type(node), ())
-        if rule.test(node, scope)
+        if (broken := rule.test(node, scope))
     ]
 
 
-def _finding(rule: Rule, node: ast.AST, severity: str, reached: Reached) -> Finding:
+def _finding(rule: Rule, node: ast.AST, how: tuple[str, bool | str], reached: Reached) -> Finding:
+    severity, broken = how
+    message = broken if isinstance(broken, str) else rule.message
     line = getattr(node, "lineno", reached.definition.lineno)
     column = getattr(node, "col_offset", 0)
     path = _shown(reached.module.path)
-    return Finding(path, line, column, rule.name, severity, rule.message, rule.source, reached.kernel)
+    return Finding(path, line, column, rule.name, severity, message, rule.source, reached.kernel)
 
 
 def _shown(path: Path) -> str:
@@ -129,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         parser.error(f"no such file or folder: {', '.join(missing)}")
     findings, count = lint(options.paths, options.nki)
-    if not count:
+    if not count and not findings:
         parser.error(f"no kernel in {', '.join(map(str, options.paths))}; give files or folders with kernels")
     if options.policy == "vendor":
         findings = [replace(f, severity=WARNING) if f.rule in VENDOR_TAKES else f for f in findings]

@@ -144,10 +144,7 @@ class VirtualRegister(NKIObject):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, VirtualRegister):
             return self is other
-        raise TypeError(
-            "a VirtualRegister cannot be compared while a kernel is traced; "
-            "compute the condition in SBUF and load it into a register"
-        )
+        raise TypeError(_NO_VALUE.format("VirtualRegister", "compute the condition in SBUF and load it"))
 
     __hash__ = object.__hash__
 
@@ -236,6 +233,16 @@ def _refused(name: str) -> Callable[[NkiScalar, object], NoReturn]:
     return operator
 
 
+def _no_arithmetic(_self: VirtualRegister, _other: object = None) -> NoReturn:
+    advice = "use it as scalar_offset, which the stride multiplies, or compute in SBUF and load with register_load"
+    raise TypeError(_NO_VALUE.format("VirtualRegister", advice))
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor"):
+    setattr(VirtualRegister, f"__{_name}__", _no_arithmetic)
+    setattr(VirtualRegister, f"__r{_name}__", _no_arithmetic)
+for _name in ("lt", "le", "gt", "ge", "neg", "abs", "invert"):
+    setattr(VirtualRegister, f"__{_name}__", _no_arithmetic)
 for _name in ("add", "sub", "mul"):
     setattr(NkiScalar, f"__{_name}__", _arithmetic(f"NkiScalar.{_name}", getattr(_operators, _name), reverse=False))
     setattr(NkiScalar, f"__r{_name}__", _arithmetic(f"NkiScalar.{_name}", getattr(_operators, _name), reverse=True))

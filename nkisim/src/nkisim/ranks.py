@@ -7,8 +7,7 @@ from typing import Any
 
 from nkisim.core.cores import Meeting, run_all
 from nkisim.errors import BadLaunch
-from nkisim.geometry import CORE_V3
-from nkisim.isa.target import get_nc_version
+from nkisim.isa.target import target
 from nkisim.launch import Session, jit
 from nkisim.policy import Policy, chosen
 
@@ -25,14 +24,14 @@ def simulate_ranks(
     kernel = jit(kernel).launched(rules)
 
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        get_nc_version()
+        geometry = target()
         if len(arguments) != world:
             found = f"got {len(arguments)} argument tuples"
             raise BadLaunch("simulate_ranks", None, found, f"one for each of the {world} ranks is needed")
         meeting = Meeting(world * kernel.lnc)
         sessions = []
         for rank in range(world):
-            session = Session(kernel, rules, CORE_V3, meeting, first=rank * kernel.lnc, rank=rank)
+            session = Session(kernel, rules, geometry, meeting, first=rank * kernel.lnc, rank=rank)
             session.bind(tuple(arguments[rank]), {})
             sessions.append(session)
         run_all(meeting, [body for session in sessions for body in session.bodies()])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nkisim.event import Event
+from nkisim.timeline.access_drawing import CELLS, draw_accesses
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.drawing import COLOURS, clock, draw
 from nkisim.timeline.habits import ORDER
@@ -132,6 +133,11 @@ def page(events: Sequence[Event], result: Schedule, about: Mapping[str, Any], ch
 <p class=note>Hover over a bar for the instruction, its kernel line and its times. Bars of one row
 that overlap are pipelined instructions or transfers in flight together. A transfer is drawn
 while its data moves; its trigger and its waiting are in the row of the critical path.</p>
+<h2>Tensors on chip</h2>
+<p class=note>A row per tensor: grey from its first access to its last, above writes, below reads, in cells of
+{clock(result.latency_ns / CELLS)}. Hover for addresses and counts.</p>
+{draw_accesses(events, result, "sbuf")}
+{draw_accesses(events, result, "psum")}
 <div class=side>{waits_table(result)}{busy_table(result)}</div>
 <h2>Where the critical path is</h2>
 <div class=side>{operations_table(events, result)}{lines_table(events, result)}</div>

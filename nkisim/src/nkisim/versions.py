@@ -16,8 +16,21 @@ SIGNATURES = {v: Path(__file__).parent / f"nki_{v.replace('.', '_')}_signatures.
 
 
 @cache
+def _modules(version: str) -> dict[str, Any]:
+    modules: dict[str, Any] = json.loads(SIGNATURES[version].read_text())["modules"]
+    return modules
+
+
+@cache
+def signatures(version: str) -> dict[str, list[list[str]]]:
+    """Return the parameters of a version's functions by dotted name, each as [name] or [name, default]."""
+    modules = _modules(version).items()
+    return {f"{module}.{name}": listed for module, parts in modules for name, listed in parts["functions"].items()}
+
+
+@cache
 def names(version: str) -> frozenset[str]:
     """Return the dotted names of a version's functions, classes and constants."""
-    modules: dict[str, Any] = json.loads(SIGNATURES[version].read_text())["modules"]
+    modules = _modules(version)
     kinds = ("functions", "classes", "constants")
     return frozenset(f"{module}.{name}" for module, parts in modules.items() for kind in kinds for name in parts[kind])

@@ -76,6 +76,7 @@ BODIES: dict[str, tuple[str, str]] = {
     "removed-name": ("x = nl.arange(128)", "x = nl.ds(0, 128)"),
     "newer-name": ("x = nisa.scalar_load(src=a)", "x = nisa.register_alloc(1)\nnisa.register_load(x, a)"),
     "scalar-operator": ("x = nisa.scalar_load(src=a)\ny = x // 2", "x = nisa.scalar_load(src=a)\ny = 2 * x - n"),
+    "call": ("nisa.tensor_copy(dst=a, src=a, dtype=n)", "nisa.tensor_copy(a, src=a, name='copy')"),
     "old-namespace": ("x = old.float32", "x = nl.float32"),
     "private-output": (
         "t = nl.ndarray((128, 4), nl.float32, buffer=nl.hbm)\nreturn t",
@@ -160,6 +161,22 @@ def test_finding_names_file_line_and_the_accepted_way(tmp_path: Path) -> None:
     assert str(found).endswith(
         f"kernels.py:{line}:9: error: lambda is not compiled; define a function [lambda; PF; in k]"
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("nisa.tensor_copy(dst=a, src=a, dtype=n)", "isa.tensor_copy has no argument 'dtype'"),
+        ("nisa.tensor_tensor(a, data1=a, op=nl.add)", "isa.tensor_tensor needs 'data2'"),
+        ("nisa.tensor_copy(a, a, a, a, a)", "isa.tensor_copy has 5 arguments without a name"),
+        ("nl.load(a, foo=1)", "language.load has no argument 'foo'"),
+        ("nl.add(a)", "language.add needs 'y'"),
+    ],
+)
+def test_a_call_is_checked_by_the_manual_s_signature(call: str, fault: str, tmp_path: Path) -> None:
+    (finding,) = findings(tmp_path, body(call))
+    assert (finding.rule, finding.severity) == ("call", "error")
+    assert finding.message.startswith(f"{fault}; its arguments are ")
 
 
 def test_two_findings_of_a_line_have_two_columns(tmp_path: Path) -> None:

@@ -5,5 +5,6 @@ from refusals import memory as memory
 from refusals import ranks as ranks
 from refusals import tensor_dma as tensor_dma
 from refusals import traced as traced
+from refusals import trn3 as trn3
 from refusals import vector as vector
 from refusals import views as views

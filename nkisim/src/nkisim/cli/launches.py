@@ -15,8 +15,10 @@ from typing import Any
 from nkisim import inputs
 from nkisim.command import Parser
 from nkisim.errors import NkiValidationError
-from nkisim.geometry import CORE_V3, NEURONX_CC, Geometry
+from nkisim.geometry import NEURONX_CC, Geometry
 from nkisim.install import install
+from nkisim.isa.target import VARIABLE as VARIABLE_OF_TARGET
+from nkisim.isa.target import target as target_of
 from nkisim.launch import Kernel, Result, jit, run
 from nkisim.lines import failing_line
 from nkisim.policy import POLICIES, Policy, using
@@ -29,7 +31,7 @@ ARGUMENTS = (
 )
 
 
-MEMORIES = {"all": CORE_V3, "neuronx-cc": NEURONX_CC}
+MEMORIES = {"all": None, "neuronx-cc": NEURONX_CC}
 
 
 class KernelFailed(ValueError):
@@ -45,7 +47,7 @@ class Launch:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     policy: Policy
-    geometry: Geometry = CORE_V3
+    geometry: Geometry | None = None
 
     def run(self, **policy: Any) -> Result:
         """Simulate it.
@@ -72,6 +74,8 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--sbuf", choices=sorted(MEMORIES), default="all", help="of SBUF: all, or what neuronx-cc uses (default: all)"
     )
+    chips = f"the chip; trn3 has no times (default: ${VARIABLE_OF_TARGET}, or trn2)"
+    parser.add_argument("--target", choices=("trn2", "trn3"), help=chips)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="default", help="how strict")
     parser.add_argument("--nki", choices=VERSIONS, help=f"the version of the language (default: ${VARIABLE}, or 0.6)")
 
@@ -89,7 +93,10 @@ def launches(options: Any) -> list[Launch]:
         raise ValueError(f"{first} names whole launches, and {rest[0]!r} follows; put arguments into the file")
     parser = Parser(prog=first)
     add_options(parser)
-    lines = [shlex.split(line, comments=True) for line in Path(first[1:]).read_text(encoding="utf-8").splitlines()]
+    try:
+        lines = [shlex.split(line, comments=True) for line in Path(first[1:]).read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{first[1:]} is no list of launches ({error}); write one launch a line") from None
     listed = [_launch(parser.parse_args(words)) for words in lines if words]
     if not listed:
         raise ValueError(f"{first[1:]} names no launch; write FILE.py:FUNCTION and its arguments, one launch a line")
@@ -108,7 +115,10 @@ def _launch(options: Any) -> Launch:
     except TypeError as error:
         known = ", ".join(inspect.signature(kernel.fn).parameters)
         raise ValueError(f"{target}: {error}; its arguments are {known}") from None
-    return Launch(" ".join([target, *words, *cores]), kernel, args, kwargs, policy)
+    geometry = MEMORIES[options.sbuf] or target_of(options.target)
+    if geometry is NEURONX_CC and options.target == "trn3":
+        raise ValueError("what neuronx-cc uses of SBUF is known for trn2 only; leave --sbuf out for trn3")
+    return Launch(" ".join([target, *words, *cores]), kernel, args, kwargs, policy, geometry)
 
 
 def function(target: str) -> Any:

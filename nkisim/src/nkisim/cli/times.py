@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nkisim
 from nkisim.cli.launches import Launch
+from nkisim.command import read_json
 from nkisim.timeline.drawing import clock
 from nkisim.timeline.habits import COMPILER, ORDER, Habits
 from nkisim.timeline.schedule import Schedule, schedule
@@ -56,10 +56,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: the file is not one.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error}); write it with nkisim time ... --json") from error
+    data = read_json(path, "write it with nkisim time ... --json")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"{path} is no file of times ({FORMAT}); write it with nkisim time ... --json")
     rows: list[dict[str, Any]] = data["times"]

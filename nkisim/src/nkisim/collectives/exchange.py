@@ -107,7 +107,7 @@ def start(
     op: str, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor], priority: int | None, one: bool = False
 ) -> Call:
     """Check the tensor lists of a collective and return its call."""
-    if priority is not None:
+    if priority is not None and current(op).geometry.generation < 4:
         raise NeedsNewerCore(f"{op} with priority")
     srcs, dsts = list(srcs), list(dsts)
     names = [f"dsts[{i}]" for i in range(len(dsts))] + [f"srcs[{i}]" for i in range(len(srcs))]

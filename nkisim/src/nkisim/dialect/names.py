@@ -7,7 +7,7 @@ import builtins
 
 from nkisim.dialect.rules import WARNING, Rule, Scope, Test, words
 from nkisim.dialect.source import Definition, is_jit, resolve_chain
-from nkisim.versions import names
+from nkisim.versions import VERSIONS, names, signatures
 
 BUILTINS = words(
     "len min max abs str int float bool tuple list dict print isinstance type slice divmod range breakpoint super"
@@ -172,6 +172,24 @@ def scalar_operator(node: ast.BinOp | ast.AugAssign, scope: Scope) -> bool:
     return any(isinstance(side, ast.Name) and side.id in scope.scalars for side in sides)
 
 
+def wrong_call(node: ast.Call, scope: Scope) -> bool | str:
+    """A call of the API with a missing, unknown or surplus argument, by the manual's signatures."""
+    name = scope.dotted(node.func)
+    signature = signatures(VERSIONS[scope.traced]).get(name)
+    given = [k.arg for k in node.keywords]
+    if signature is None or None in given or any(isinstance(a, ast.Starred) for a in node.args):
+        return False
+    known = [parameter[0] for parameter in signature]
+    unknown = [arg for arg in given if arg not in known and arg not in REMOVED_KEYWORDS]
+    missing = [p[0] for p in signature[len(node.args) :] if len(p) == 1 and p[0] not in given]
+    fault = f"has no argument {unknown[0]!r}" if unknown else f"needs {missing[0]!r}" if missing else ""
+    if len(node.args) > len(known):
+        fault = f"has {len(node.args)} arguments without a name"
+    if any(parameter.startswith("*") for parameter in known) or not fault:
+        return False
+    return f"{name.removeprefix('nki.')} {fault}; its arguments are {', '.join(known)}"
+
+
 def old_namespace(node: ast.Name, scope: Scope) -> bool:
     """Anything from neuronxcc.nki."""
     name = scope.dotted(node)
@@ -201,8 +219,8 @@ NAME_RULES: tuple[Rule, ...] = (
     Rule("store-call", (ast.Assign,), store_call,
          "assigning an instruction's result to a tensor is deprecated; pass dst=", "PF", WARNING),
     Rule("store-value", (ast.Assign,), store_value,
-         "a tensor element cannot be assigned; write it with an instruction that takes dst=",
-         "MG 0.2"),
+         "one page of the migration guide refuses a value assigned to a tensor, another writes it; pass dst=",
+         "MG 0.2", WARNING, WARNING),
     Rule("builtin", (ast.Call,), unlisted_builtin,
          "this builtin does not exist in a kernel; use a range loop, len, min, max, abs, divmod",
          "PF"),
@@ -241,6 +259,7 @@ NAME_RULES: tuple[Rule, ...] = (
          "this name came with NKI 0.7; write it with what 0.6 has, or lint with --nki 0.7", "MG 0.7", traced=None),
     Rule("scalar-operator", (ast.BinOp, ast.AugAssign), scalar_operator,
          "a scalar of the device has +, - and * only; compute the rest in SBUF and load it", "NS", severity=None),
+    Rule("call", (ast.Call,), wrong_call, "pass the arguments of its signature", "SG"),
     Rule("old-namespace", (ast.Name,), old_namespace,
          "neuronxcc.nki is a compile error; import nki, nki.language and nki.isa", "MG 0.4"),
     Rule("kernel-in-kernel", (ast.Call,), kernel_in_kernel,

@@ -3,7 +3,7 @@
 Severity "error" is code that the manual or the public parser front end refuses; "warning" is code that is
 deprecated, or that published kernels contain although a document forbids it. Sources: LG language
 guide, MG migration guides, VR the VirtualRegister docstring, PF the public parser front end, NS the page of NkiScalar,
-KI foxl-ai/kiln (tools/probe_psum_interleave.py, on a trn1).
+SG the signatures of the API pages, KI foxl-ai/kiln (tools/probe_psum_interleave.py, on a trn1).
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# the node is of one of the rule's kinds
-Test = Callable[[Any, Scope], bool]
+# the node is of one of the rule's kinds; a text says more than the rule's message
+Test = Callable[[Any, Scope], bool | str]
 
 
 @dataclass(frozen=True, slots=True)

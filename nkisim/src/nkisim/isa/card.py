@@ -20,7 +20,7 @@ from nkisim.dtypes import to_fp32
 from nkisim.enums import engine
 from nkisim.isa import doubts, plan
 from nkisim.isa.instruction import NkiInstruction
-from nkisim.isa.statement import Call, Card, Masked, Operand, Rule
+from nkisim.isa.statement import Call, Card, Masked, Operand, Rule, bound_to
 from nkisim.lines import kernel_line
 
 
@@ -46,17 +46,16 @@ def card(
             enums=tuple((n, type(d)) for n, d in defaults.items() if isinstance(d, Enum)),
             **parts,
         )
-        names, count = stated.names, len(stated.names)
+        names, known = stated.names, frozenset(stated.names)
+        signature = inspect.signature(body)
 
         @functools.wraps(body)
         def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
             values = {**defaults, **kwargs}
             if args:
                 values.update(zip(names, args, strict=False))
-            if len(values) != count or len(args) > count:
-                bound = inspect.signature(body).bind(*args, **kwargs)
-                bound.apply_defaults()
-                values = dict(bound.arguments)
+            if values.keys() != known or len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
+                bound_to(stated.op, signature, args, kwargs)
             return execute(stated, values)
 
         instruction.card = stated  # type: ignore[attr-defined]

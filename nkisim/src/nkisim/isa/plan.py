@@ -15,7 +15,7 @@ import numpy as np
 
 from nkisim.core import access
 from nkisim.enums import ENGINE_NAMES, engine
-from nkisim.errors import IllegalView, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
+from nkisim.errors import IllegalView, NeedsNewerCore, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
 from nkisim.isa import doubts
 from nkisim.isa.statement import REACH, Call, Operand, Target
 from nkisim.memory.memory import check_start
@@ -84,6 +84,8 @@ def make(call: Call) -> Decided:
         LawError: the instruction breaks a law, named by the subclass.
     """
     card, args = call.card, call.args
+    if card.generation > call.core.geometry.generation:
+        raise NeedsNewerCore(card.op)
     before = args.copy()
     for operand in card.operands:
         value = args[operand.name]
@@ -146,7 +148,9 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
         allowed = ", ".join(sorted(operand.spaces & reach))
         found = f"is in {space}"
         call.refuse(WrongSpace, operand.name, found, f"{call.engine} takes it from {allowed}")
-    if tensor.dtype not in operand.dtypes:
+    # OCP's e4m3 came with NeuronCore-v4, in the places of the older one
+    newer = tensor.dtype == "float8_e4m3fn" and "float8_e4m3" in operand.dtypes and call.core.geometry.generation > 3
+    if tensor.dtype not in operand.dtypes and not newer:
         allowed = f"it can be {', '.join(sorted(operand.dtypes))}"
         call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", allowed)
     if tensor.offset and call.engine != "dma" and tensor._on_chip:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nkisim.core.context import Core
 from nkisim.dtypes import INTS, Array
 from nkisim.enums import engine
-from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongDtype
+from nkisim.errors import NeedsNewerCore, NotSimulated, ShapeMismatch, WrongDtype
 from nkisim.isa.card import card
 from nkisim.isa.rules import elements, same_elements, same_partitions
 from nkisim.isa.statement import ON_CHIP, SBUF, Call, Operand, Results, Target
@@ -22,7 +22,8 @@ _WORDS = frozenset({"uint32", "int32", "float32"})
 STATE = 6
 
 
-def _generator(core: Core) -> np.random.Generator:
+def generator(core: Core) -> np.random.Generator:
+    """The Vector Engine's stand-in of a core."""
     found = core.random.get("vector")
     if found is None:
         found = np.random.default_rng([core.policy.seed, core.number])
@@ -60,7 +61,7 @@ def _draw(call: Call, results: Results) -> Results:
     if call.engine == "gpsimd":
         words = xorwow(_lanes(call.core)[: shape[0]], shape[1])
     else:
-        words = _generator(call.core).integers(0, 2**32, size=shape, dtype=np.uint32)
+        words = generator(call.core).integers(0, 2**32, size=shape, dtype=np.uint32)
     dtype = dst._numpy().dtype
     return [words.astype(np.dtype(f"u{dtype.itemsize}")).view(dtype)]
 
@@ -73,7 +74,7 @@ def rng(dst: Target, engine: engine = engine.vector, name: str | None = None) ->
 
 def _dropped(call: Call, results: Results) -> Results:
     data, prob = results[0]
-    draw = _generator(call.core).random(data.shape, dtype=np.float32)
+    draw = generator(call.core).random(data.shape, dtype=np.float32)
     return [np.where(draw < np.asarray(prob, np.float32), data.dtype.type(0), data)]
 
 
@@ -124,8 +125,10 @@ def set_rng_seed(src_seeds: Array, name: str | None = None) -> Array:
 
 
 def _on_gpsimd(call: Call) -> None:
-    if call.engine == "vector":
+    if call.engine == "vector" and call.core.geometry.generation < 4:
         raise NeedsNewerCore(f"{call.card.op} on the Vector Engine")
+    if call.engine == "vector":
+        raise NotSimulated(call.card.op, "engine", "no page says what the Vector Engine's 24 words are; use gpsimd")
 
 
 def _set_state(call: Call, results: Results) -> Results:

@@ -27,7 +27,8 @@ BITVEC = frozenset({"bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "r
 UNARY = frozenset({"abs", "rsqrt", "reciprocal"})
 # names without a hardware instruction (release notes, known issues)
 HARDWARE_GAPS = frozenset({"divide", "fmod", "mod"})
-NEWER = frozenset({"abs_max", "abs_min", "square", "relu", "bypass", "prelu"})
+# operators of trn3, and the one in whose places each is allowed there
+NEWER = {"abs_max": "maximum", "abs_min": "maximum", "square": "abs", "relu": "abs", "bypass": "", "prelu": ""}
 
 
 def newer(argument: str) -> Rule:
@@ -148,8 +149,10 @@ def operator(name: str, allowed: Iterable[str], optional: bool = False) -> Rule:
         if token is None and optional:
             return
         op = token if token.__class__ is Op else resolve(token, call.who(name))
-        if op.name not in names and not (op.name in HARDWARE_GAPS and call.core.hardware_gaps):
-            if op.name in NEWER:
+        newer = call.core.geometry.generation > 3
+        gap = op.name in HARDWARE_GAPS and call.core.hardware_gaps
+        if op.name not in names and not gap and not (newer and NEWER.get(op.name) in names):
+            if op.name in NEWER and not newer:
                 raise NeedsNewerCore(f"{call.card.op} with nl.{op.name}")
             found = f"is nl.{op.name}"
             call.refuse(WrongOperator, name, found, f"it can be {', '.join(sorted(names))}")

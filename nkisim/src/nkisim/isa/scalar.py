@@ -22,7 +22,8 @@ from nkisim.memory.tensor import NkiTensor
 _FP32 = frozenset({"float32"})
 
 
-def _reduction(call: Call) -> None:
+def reduction(call: Call) -> None:
+    """A command that reduces has an operator."""
     command = call.args["reduce_cmd"]
     if command in (reduce_cmd.reduce, reduce_cmd.reset_reduce) and call.args["reduce_op"] is None:
         found = f"is None with reduce_cmd.{command.name}"
@@ -81,7 +82,7 @@ def _affine(data: Array, scale: Array | float | None, bias: Array | float | None
         operator("op", ON_SCALAR_ENGINE),
         operator("reduce_op", ("add",), optional=True),
         lanes.commands(reduce_cmd.idle, reduce_cmd.reset, reduce_cmd.reduce, reduce_cmd.reset_reduce),
-        _reduction,
+        reduction,
     ),
     always=(of_bias,),
     finish=_finish,

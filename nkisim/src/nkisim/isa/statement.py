@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from inspect import BoundArguments, Signature
 from typing import Any, NamedTuple, NoReturn
 
 from nkisim.core.context import Core
 from nkisim.dtypes import COMPUTED, Array, Flags
 from nkisim.enums import dge_mode
-from nkisim.errors import LawError, Relaxed
+from nkisim.errors import LawError, Relaxed, WrongCall
 from nkisim.memory.tensor import NkiTensor
 from nkisim.objects import MemoryRegion
 
@@ -103,6 +104,22 @@ Finish = Callable[[Call, Results], Results]
 Writer = Callable[[Call, str, NkiTensor, Array | None], None]
 
 
+def bound_to(op: str, signature: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundArguments:
+    """Return the arguments of a call by name, with their defaults.
+
+    Raises:
+        WrongCall: they do not fit the signature.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        text = str(error).removeprefix("got ")
+        verb = "is" if text.startswith("missing") else "got"
+        raise WrongCall(op, None, f"{verb} {text}", f"its arguments are {', '.join(signature.parameters)}") from None
+    bound.apply_defaults()
+    return bound
+
+
 def no_body(**_: Any) -> None:
     """The body of an instruction that moves data by itself, without arithmetic."""
 
@@ -129,6 +146,8 @@ class Card:
     always: tuple[Rule, ...] = ()
     # rules that look at values and reduction registers; without numerics there are none
     values: tuple[Rule, ...] = ()
+    # the NeuronCore that it came with
+    generation: int = 3
     names: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     # (name, its operand or None) of everything that the rules may depend on: every argument but the label

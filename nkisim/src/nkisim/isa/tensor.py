@@ -148,7 +148,7 @@ def _identity(call: Call) -> None:
 
 def accumulate(call: Call, operand: str, tensor: NkiTensor, result: Array | None) -> None:
     """Write a product to PSUM: overwrite, add, or decide by who wrote before."""
-    mode = False if call.args["is_transpose"] else call.args["accumulate"]
+    mode = False if call.args.get("is_transpose") else call.args["accumulate"]
     _chain(call, tensor, mode)
     if result is None:
         access.mark(call.core, tensor, matmul=True)

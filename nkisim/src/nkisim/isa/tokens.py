@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from nkisim.errors import WrongOperator
 from nkisim.isa.activations import UNARY
 from nkisim.isa.operators import BINARY, Op
+from nkisim.isa.statement import bound_to
 
 _PARAMETERS = {
     1: "x",
@@ -30,8 +31,7 @@ class Token:
         self.__signature__ = _signature(parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        bound = self.__signature__.bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = bound_to(repr(self), self.__signature__, args, kwargs)
         run = Token.run
         assert run is not None, "nki.language is not imported"
         return run(self, bound.arguments)

@@ -45,7 +45,8 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
     doubts.of_copies(call)
-    if args.get("priority") is not None:
+    priority = args.get("priority")
+    if priority is not None and call.core.geometry.generation < 4:
         raise NeedsNewerCore(f"{card.op} with priority")
     enums = tuple((n, kind) for n, kind in _ENUMS if n in args)
     call.members(enums)

@@ -50,7 +50,8 @@ def ndarray(
     shape = tuple(int(s) for s in shape)
     region = _region(buffer)
     on_chip = region in (MemoryRegion.sbuf, MemoryRegion.psum)
-    if not shape or min(shape) < 1 or (on_chip and len(shape) < 2):
+    # register_load takes a tensor of shape [1] (its docstring)
+    if not shape or min(shape) < 1 or (on_chip and len(shape) < 2 and shape != (1,)):
         need = "on-chip tensors have two or more dimensions" if on_chip else "it must not be empty"
         raise IllegalView("ndarray", f"shape {shape}", f"is asked for in {region.value}", need)
     if address is not None:

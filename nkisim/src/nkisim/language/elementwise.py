@@ -8,12 +8,12 @@ from typing import Any
 
 from nkisim import isa
 from nkisim.core.context import current
-from nkisim.errors import ShapeMismatch, WrongArgument, WrongOperator
+from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongOperator
 from nkisim.isa.activations import ON_SCALAR_ENGINE, UNARY
 from nkisim.isa.card import card
 from nkisim.isa.functions import rounded, sin
 from nkisim.isa.operators import COMPARISONS
-from nkisim.isa.rules import HARDWARE_GAPS, same_elements
+from nkisim.isa.rules import HARDWARE_GAPS, NEWER, same_elements
 from nkisim.isa.statement import Operand
 from nkisim.isa.tokens import TOKENS, Token
 from nkisim.language.creation import ndarray
@@ -48,8 +48,10 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
     tiles = [v for v in (x, y) if isinstance(v, NkiTensor)]
     if not tiles:
         raise WrongArgument(name, "x and y", f"are {x!r} and {y!r}", "one must be a tensor")
-    dst = ndarray(tiles[0].shape, dtype or promoted(*tiles))
     core = current(name)
+    if token.__name__ in NEWER and core.geometry.generation < 4:
+        raise NeedsNewerCore(name)
+    dst = ndarray(tiles[0].shape, dtype or promoted(*tiles))
     if token.__name__ in HARDWARE_GAPS:
         core.warn(token.__name__, f"{name} has no hardware instruction")
     before, core.hardware_gaps = core.hardware_gaps, True

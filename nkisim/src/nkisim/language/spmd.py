@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from nkisim.core.context import current
+from nkisim.core.context import current, running
 from nkisim.errors import BadLaunch, WrongArgument
-from nkisim.geometry import CORE_V3
+from nkisim.geometry import CORE_V3, Geometry
+from nkisim.isa.target import target
 from nkisim.objects import MemoryRegion, NKIObject
 
 __all__ = [
@@ -64,6 +65,11 @@ def is_on_chip(buffer: MemoryRegion) -> bool:
     return is_psum(buffer) or is_sbuf(buffer)
 
 
+def _core() -> Geometry:
+    core = running()
+    return core.geometry if core else target()
+
+
 class _TileSize(NKIObject):
     """Sizes that tiles may have on the target."""
 
@@ -86,22 +92,22 @@ class _TileSize(NKIObject):
     @property
     def sbuf_size_bytes(self) -> int:
         """Bytes of SBUF, all partitions."""
-        return CORE_V3.partitions * CORE_V3.sbuf_bytes_per_partition
+        return _core().partitions * _core().sbuf_bytes_per_partition
 
     @property
     def sbuf_fmax(self) -> int:
         """fp32 elements in one partition of SBUF."""
-        return CORE_V3.sbuf_bytes_per_partition // 4
+        return _core().sbuf_bytes_per_partition // 4
 
     @property
     def sbuf_fmax_bytes(self) -> int:
         """Bytes in one partition of SBUF."""
-        return CORE_V3.sbuf_bytes_per_partition
+        return _core().sbuf_bytes_per_partition
 
     @property
     def total_available_sbuf_size(self) -> int:
         """Usable bytes in one partition (deprecated; the manual gives no value of its own)."""
-        return CORE_V3.sbuf_bytes_per_partition
+        return _core().sbuf_bytes_per_partition
 
 
 tile_size = _TileSize()

@@ -47,6 +47,25 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
     isa.dma_copy(dst=dst, src=value)
 
 
+def assign(dst: NkiTensor, value: object) -> None:
+    """Execute `tensor[...] = value`, which the migration guide writes and no page defines: a copy, or a memset.
+
+    Raises:
+        WrongArgument: the value is neither a tensor nor a number.
+    """
+    if isinstance(value, NkiTensor):
+        copy = isa.tensor_copy if dst._on_chip and value._on_chip else isa.dma_copy
+        copy(dst=dst, src=value)
+    elif isinstance(value, (bool, int, float)):
+        isa.memset(dst=dst, value=value)
+    else:
+        allowed = "a tensor or a number is copied into the elements; an instruction takes them as dst="
+        raise WrongArgument("NkiTensor.__setitem__", "value", f"is {type(value).__name__}", allowed)
+
+
+NkiTensor.assign = staticmethod(assign)
+
+
 def load_transpose2d(src: NkiTensor, dtype: object = None) -> NkiTensor:
     """Copy a two-dimensional tensor of HBM into SBUF, transposed."""
     _hbm(src, "nl.load_transpose2d")

@@ -111,6 +111,11 @@ class Shadow:
     lock: threading.Lock = field(default_factory=threading.Lock)
     accesses: list[Access] = field(default_factory=list)
     marks: Bytes | None = None
+    # a race that changes nothing if both cores end with the same bytes: its error and the core that it was seen on
+    race: tuple[Exception, Any] | None = None
+    # from such a race on: the bytes that each core wrote last, and which the cores wrote differently at some time
+    last: tuple[Bytes, Bytes] | None = None
+    differed: Bytes | None = None
 
 
 def poison(data: Bytes, dtype: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from nkisim.errors import (
     AmbiguousManual,
     IllegalView,
     LawError,
-    NeedsNewerCore,
     NotSimulated,
     OutOfRange,
 )
@@ -32,6 +31,9 @@ _MOST_SLICES = 256
 
 class NkiTensor(NoOperators):
     """A view with shape, strides and offset in elements of `dtype` over a storage."""
+
+    # set by nki.language: how to execute `tensor[...] = value`
+    assign: ClassVar[Callable[[NkiTensor, object], None] | None] = None
 
     def __init__(
         self,
@@ -73,6 +75,15 @@ class NkiTensor(NoOperators):
     def size(self) -> int:
         """Number of elements of the view."""
         return math.prod(self.shape)
+
+    @property
+    def address(self) -> tuple[int, int] | None:
+        """(Start partition, byte in it) as the kernel chose them; None where the compiler places the tensor."""
+        info = self._storage.info
+        if not info.explicit or info.address is None:
+            return None
+        partition, element = divmod(self.offset, self._row())
+        return info.start_partition + partition, info.address + element * INFO[self.dtype].itemsize
 
     def _layout(self) -> Layout:
         return Layout(self.shape, self.strides, self.offset)
@@ -156,7 +167,9 @@ class NkiTensor(NoOperators):
         return self._make(layout, dynamic, fault=fault)
 
     def __setitem__(self, key: object, value: object) -> None:
-        raise NotSimulated("NkiTensor.__setitem__", "value", "pass the slice as dst= instead")
+        """Copy a tensor, or write a number, into the elements."""
+        assert NkiTensor.assign is not None, "nki.language is not imported"
+        NkiTensor.assign(self[key], value)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
         """Reorder the dimensions; dimension 0 stays first on chip."""
@@ -331,8 +344,8 @@ class NkiTensor(NoOperators):
     reinterpret_cast = view
 
     def indirect(self, index: object, num_elem: int | None = None) -> NkiTensor:
-        """Tensor indirection, which this target does not have."""
-        raise NeedsNewerCore("NkiTensor.indirect")
+        """Tensor indirection of trn3: a gather of columns as an operand."""
+        raise NotSimulated("NkiTensor.indirect", "index", "it came with trn3; gather with nc_n_gather, then compute")
 
     def _numpy(self) -> Array:
         """Return the elements as a numpy view of the storage's bytes."""

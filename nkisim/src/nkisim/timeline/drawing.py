@@ -145,7 +145,7 @@ def draw(events: Sequence[Event], result: Schedule, core: int | None = None) -> 
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     parts.append(f'<text x="10" y="{TOP - 16}" fill="#5c6670">simulated, no launch</text>')
-    parts += _axis(latency, scale, height)
+    parts += axis(latency, scale, height)
     y = TOP
     parts += _critical(events, result, scale, y)
     for lane in order:
@@ -155,7 +155,8 @@ def draw(events: Sequence[Event], result: Schedule, core: int | None = None) -> 
     return "\n".join(parts)
 
 
-def _axis(latency: float, scale: float, height: int) -> list[str]:
+def axis(latency: float, scale: float, height: int) -> list[str]:
+    """Marks of time, with lines down to `height`."""
     parts = []
     step, at = nice_step(latency), 0.0
     while at <= latency * 1.0001:
@@ -166,14 +167,16 @@ def _axis(latency: float, scale: float, height: int) -> list[str]:
     return parts
 
 
-def _label(text: str, y: float, bold: bool = False) -> str:
+def label(text: str, y: float, bold: bool = False) -> str:
+    """The name of a row."""
     weight = ' font-weight="600"' if bold else ""
     return (
         f'<text x="{LEFT - 10}" y="{y + BAR * 0.7:.1f}" text-anchor="end" fill="#20262c"{weight}>{escape(text)}</text>'
     )
 
 
-def _rect(place: tuple[float, float, float, float], colour: str, title: str) -> str:
+def rect(place: tuple[float, float, float, float], colour: str, title: str) -> str:
+    """A bar at (x, y, width, height) with a title."""
     x, y, width, height = place
     return (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.6):.2f}" height="{height:.1f}" '
@@ -184,7 +187,7 @@ def _rect(place: tuple[float, float, float, float], colour: str, title: str) -> 
 
 def _critical(events: Sequence[Event], result: Schedule, scale: float, y: float) -> list[str]:
     """The critical path as one row: each step in the colour of its engine, handoffs in red."""
-    parts, at = [_label("critical path", y, bold=True)], 0.0
+    parts, at = [label("critical path", y, bold=True)], 0.0
     for step in result.critical:
         lane = result.lane_of[step.event]
         event = events[step.event]
@@ -195,7 +198,7 @@ def _critical(events: Sequence[Event], result: Schedule, scale: float, y: float)
             if cause.startswith("waiting for"):
                 colour = COLOURS["wait"]
             title = f"{event.op}: {cause}, {clock(time)} (simulated)"
-            parts.append(_rect((LEFT + at * scale, y, time * scale, BAR), colour, title))
+            parts.append(rect((LEFT + at * scale, y, time * scale, BAR), colour, title))
             at += time
     return parts
 
@@ -203,7 +206,7 @@ def _critical(events: Sequence[Event], result: Schedule, scale: float, y: float)
 def _lane(events: Sequence[Event], result: Schedule, lane: int, scale: float, y: float) -> list[str]:
     core, title = result.lanes[lane].split()[1], lane_title(result.lanes[lane])
     several = len({label.split()[1] for label in result.lanes}) > 1
-    parts = [_label(f"core {core} {title}" if several else title, y)]
+    parts = [label(f"core {core} {title}" if several else title, y)]
     parts.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{BAR}" fill="#f6f7f9"/>')
     on_path = {step.event for step in result.critical}
     placed = _rows_of(bars(events, result, lane, scale))
@@ -212,10 +215,10 @@ def _lane(events: Sequence[Event], result: Schedule, lane: int, scale: float, y:
         many = f"{bar.count} x {bar.op}" if bar.count > 1 else bar.op
         title = f"{many} at {bar.line}, {clock(bar.start)} to {clock(bar.end)} (simulated)"
         x, width = LEFT + bar.start * scale, (bar.end - bar.start) * scale
-        parts.append(_rect((x, y + row * tall, width, tall), bar.colour, title))
+        parts.append(rect((x, y + row * tall, width, tall), bar.colour, title))
     for i in sorted(on_path):
         if result.lane_of[i] == lane:
             start = shown_from(result, i)
             x, width = LEFT + start * scale, (result.end[i] - start) * scale
-            parts.append(_rect((x, y + BAR + 1, width, 3), COLOURS["semaphore"], "critical path"))
+            parts.append(rect((x, y + BAR + 1, width, 3), COLOURS["semaphore"], "critical path"))
     return parts

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nkisim.command import read_json
 from nkisim.event import Event, Extent
 
 FORMAT = "nkisim-recording-1"
@@ -97,9 +98,9 @@ def read(path: Path) -> RecordingFile:
         BadRecording: the file is not a recording of this format.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise BadRecording(f"{path} is not JSON: {error}") from error
+        data = read_json(path, "write a recording with nkisim run ... --recording")
+    except ValueError as error:
+        raise BadRecording(str(error)) from None
     if not isinstance(data, dict):
         raise BadRecording(f"{path} holds a {type(data).__name__}, not a recording")
     return from_json(data)
