@@ -32,13 +32,13 @@ class Argument:
 
 
 def is_torch(value: object) -> bool:
-    """Tell whether a value is a torch tensor, without importing torch."""
+    """Return whether a value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value becomes an HBM tensor."""
+    """Return whether a value becomes an HBM tensor."""
     return isinstance(value, np.ndarray) or is_torch(value)
 
 
@@ -77,8 +77,8 @@ def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
         allowed = f"it can be {', '.join(n for n in INFO if n not in WIDE)}, in NKI 0.7 int64 and uint64 too"
         raise BadInput("launch", f"argument {name}", f"is {array.dtype}", allowed) from None
     if array.ndim == 0 or array.size == 0:
-        found = f"has shape {array.shape}"
-        raise BadInput("launch", f"argument {name}", found, "arrays hold at least one element")
+        actual = f"has shape {array.shape}"
+        raise BadInput("launch", f"argument {name}", actual, "arrays hold at least one element")
     typed = np.empty(array.shape, storage_of(dtype, memory.policy.precise_fp))
     store(typed, array.view(np.uint8) if array.dtype == bool else array, dtype, memory.policy.precise_fp)
     request = Request(array.shape, dtype, "shared_hbm", name, ("<argument>", 0))
@@ -159,11 +159,11 @@ def is_same(a: Any, b: Any) -> bool:
 def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
     space = tensor.buffer
     if tensor._on_chip:
-        found = f"is {tensor.name} in {space.value}"
-        raise BadOutput("launch", "return value", found, "outputs are in nl.shared_hbm")
+        actual = f"is {tensor.name} in {space.value}"
+        raise BadOutput("launch", "return value", actual, "outputs are in nl.shared_hbm")
     if space is MemoryRegion.private_hbm and core.programs > 1:
-        found = f"is {tensor.name} in private_hbm of one core"
-        raise BadOutput("launch", "return value", found, "with two cores use nl.shared_hbm")
+        actual = f"is {tensor.name} in private_hbm of one core"
+        raise BadOutput("launch", "return value", actual, "with two cores use nl.shared_hbm")
     if core.policy.unwritten_output != "allow":
         fault = access.unwritten(tensor, _WHO)
         if fault is not None and core.policy.unwritten_output == "raise":

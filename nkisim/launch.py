@@ -89,12 +89,12 @@ class Kernel:
             BadLaunch: its grid, its options and the environment disagree.
             NotSimulated: an option takes memory, and no document says how much.
         """
-        name, asked = self.fn.__name__, os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+        name, requested = self.fn.__name__, os.environ.get("NEURON_LOGICAL_NC_CONFIG")
         if not policy.traced:
             if self.config or self.specialization:
-                found = "has compile_config or specialization_config"
+                actual = "has compile_config or specialization_config"
                 raise OtherVersion(
-                    name, None, found, "they came with NKI 0.7; leave them out or choose 0.7 (NKISIM_NKI)"
+                    name, None, actual, "they came with NKI 0.7; leave them out or choose 0.7 (NKISIM_NKI)"
                 )
             return self
         frontend = os.environ.get("NKI_COMPILER_FRONTEND")
@@ -102,12 +102,12 @@ class Kernel:
             raise BadLaunch(name, "NKI_COMPILER_FRONTEND", f"is {frontend}", "0.7 traces here; choose 0.6 (NKISIM_NKI)")
         if self.config and self.config.prefetch_auto:
             raise NotSimulated(name, "prefetch_auto", "no document says how much of SBUF its ring takes")
-        if asked is None or asked == str(self.lnc):
+        if requested is None or requested == str(self.lnc):
             return self
-        if self.grid or asked not in ("1", "2"):
-            found = f"is {asked} and the kernel is launched on {self.lnc}"
-            raise BadLaunch(name, "NEURON_LOGICAL_NC_CONFIG", found, "it is 1 or 2, and equals a grid (EVRF066)")
-        return self._changed(lnc=int(asked))
+        if self.grid or requested not in ("1", "2"):
+            actual = f"is {requested} and the kernel is launched on {self.lnc}"
+            raise BadLaunch(name, "NEURON_LOGICAL_NC_CONFIG", actual, "it is 1 or 2, and equals a grid (EVRF066)")
+        return self._changed(lnc=int(requested))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = running()
@@ -131,10 +131,10 @@ class Kernel:
         """Return the function that 0.7 inlines; its options must be those of the kernel that is launched."""
         if self.config is not None and self.config != core.config[0]:
             allowed = "give both one compile_config, or SpecializationConfig(allow_nested_config_override=True)"
-            found = "has a compile_config that the launched kernel does not have"
+            actual = "has a compile_config that the launched kernel does not have"
             if not core.config[1]:
-                raise KernelInsideKernel(name, None, found, allowed)
-            core.warn(f"config of {name}", f"{name}: {found}; it is inlined under the launched one's", Relaxed)
+                raise KernelInsideKernel(name, None, actual, allowed)
+            core.warn(f"config of {name}", f"{name}: {actual}; it is inlined under the launched one's", Relaxed)
         return self.fn
 
 
@@ -199,7 +199,7 @@ _OF_TENSORS = frozenset(["shape", "strides", "offset", "dtype", "buffer", "_on_c
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _ObjectCopy:
     """An NKIObject argument that holds arrays; each core gets a copy of its attributes (manual)."""
 
     kind: type
@@ -266,7 +266,7 @@ class Session:
         if type(value) is dict:
             return {k: self._admit(f"{name}.{k}", v) for k, v in value.items()}
         if isinstance(value, NKIObject) and _holds_arrays(vars(value).values()):
-            return _Held(type(value), {k: self._admit(f"{name}.{k}", v) for k, v in vars(value).items()})
+            return _ObjectCopy(type(value), {k: self._admit(f"{name}.{k}", v) for k, v in vars(value).items()})
         return value
 
     def _lower(self, value: Any) -> Any:
@@ -274,7 +274,7 @@ class Session:
             return door.device_view(value)
         if isinstance(value, tuple):
             return _rebuilt(value, [self._lower(v) for v in value])
-        if isinstance(value, _Held):
+        if isinstance(value, _ObjectCopy):
             lowered: Any = object.__new__(value.kind)
             lowered.__dict__.update({k: self._lower(v) for k, v in value.fields.items()})
             return lowered
@@ -293,8 +293,8 @@ class Session:
             with np.errstate(all="ignore"):
                 self.results[index] = self._call()
             if core.prepared is not None:
-                found = "is without its trigger at the end of the kernel"
-                raise LoopMisuse(f"{core.prepared.op}_prepare", None, found, f"call {core.prepared.op}_trigger")
+                actual = "is without its trigger at the end of the kernel"
+                raise LoopMisuse(f"{core.prepared.op}_prepare", None, actual, f"call {core.prepared.op}_trigger")
         except LawError as error:
             if error.line is None:
                 error.line = failing_line(error.__traceback__)

@@ -26,8 +26,8 @@ def simulate_ranks(
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         geometry = target()
         if len(arguments) != world:
-            found = f"got {len(arguments)} argument tuples"
-            raise BadLaunch("simulate_ranks", None, found, f"one for each of the {world} ranks is needed")
+            actual = f"got {len(arguments)} argument tuples"
+            raise BadLaunch("simulate_ranks", None, actual, f"one for each of the {world} ranks is needed")
         meeting = Meeting(world * kernel.lnc)
         sessions = []
         for rank in range(world):

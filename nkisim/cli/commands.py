@@ -67,7 +67,7 @@ def report(arguments: Sequence[str]) -> int:
     """Write a timeline as a page or a picture, or compare times with those of an earlier version."""
     parser = Parser(prog="nkisim report", description=report.__doc__)
     add_options(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the timeline: .html, or .svg for the picture alone")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the timeline: .html, or .svg for the picture only")
     parser.add_argument("--against", type=Path, metavar="BASE.json", help="times to compare with (nkisim time --json)")
     parser.add_argument("--format", choices=("markdown", "text", "json"), default="text", help="of the comparison")
     parser.add_argument("--json", action="store_true", help="errors as JSON; with --against the comparison too")

@@ -74,7 +74,7 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{clock(r['likely_low_ns'])} to {clock(r['likely_high_ns'])}, possible {clock(r['low_ns'])} to "
             f"{clock(r['high_ns'])}\n"
             f"  as written {clock(r['program_order_ns'])}, reordered {clock(r['reordered_ns'])}\n"
-            f"  a launch adds {clock(r['profiled_launch_ns'])} alone in a profile, {clock(r['launch_ns'])} once for a "
+            f"  a launch adds {clock(r['profiled_launch_ns'])} in a profile, {clock(r['launch_ns'])} once for a "
             f"graph, and {clock(r['host_dispatch_ns'])} on the host\n"
             f"  {r['roofline_share']:.0%} of the roofline ({r['bound']}), {r['hbm_bytes'] / 2**20:,.2f} MiB of HBM "
             f"traffic, {r['instructions']:,} instructions\n"

@@ -3,7 +3,7 @@
 A card states the engine, the operands with the memories and dtypes they may have, the rules
 between them, and the cost law. The machinery here checks, reads memory, calls the body with
 numpy arrays under the public parameter names, rounds and writes its results, and records the
-event. The body cannot see memory, raise, or tell the time.
+event. The body cannot see memory, raise, or see the time.
 """
 
 from __future__ import annotations

@@ -19,19 +19,19 @@ def doubt(call: Call, about: str, question: str) -> None:
     call.core.warn(f"{call.card.op} {question}", text, AmbiguousManual)
 
 
-def report(call: Call, found: str, source: str, question: str) -> None:
+def report(call: Call, actual: str, source: str, question: str) -> None:
     """Warn once in a launch of what is reported to fail, or refuse it as the policy says."""
     allowed = f"{source}; ask a device {question}"
     if call.core.policy.reported == "raise":
-        call.refuse(ReportedFault, None, found, allowed)
-    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {found}; {allowed}", Reported)
+        call.refuse(ReportedFault, None, actual, allowed)
+    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {actual}; {allowed}", Reported)
 
 
 def of_chains(call: Call) -> None:
     """A product is added to elements of PSUM after a different accumulation chain began in their tensor."""
-    found = f"adds to a chain of {call.tensors['dst'].name} after another chain began in that tensor"
+    actual = f"adds to a chain of {call.tensors['dst'].name} after another chain began in that tensor"
     source = "on trn1 the first partial sums were lost (foxl-ai/kiln, tools/probe_psum_interleave.py)"
-    report(call, found, source, "whether chains that are open together in one PSUM tensor keep their sums")
+    report(call, actual, source, "whether chains that are open together in one PSUM tensor keep their sums")
 
 
 def of_skipped(call: Call, valid: Array) -> None:

@@ -22,7 +22,7 @@ from nkisim.memory.memory import check_start
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import MOST_DIMS, MOST_STRIDE
 
-# plans kept per instruction before it starts anew
+# plans cached per instruction before it starts anew
 MOST = 4096
 
 
@@ -131,12 +131,12 @@ def _missing(call: Call, operand: Operand, value: object) -> NoReturn:
 
 def _engine(call: Call) -> str:
     engines = call.card.engines
-    asked = call.args.get("engine", engine.unknown)
-    if asked is engine.unknown:
+    requested = call.args.get("engine", engine.unknown)
+    if requested is engine.unknown:
         return call.card.pick(call) if call.card.pick else engines[0]
-    name = ENGINE_NAMES.get(asked)
+    name = ENGINE_NAMES.get(requested)
     if name is None:
-        call.refuse(WrongArgument, "engine", f"is {asked!r}", "pass a member of nki.isa.engine")
+        call.refuse(WrongArgument, "engine", f"is {requested!r}", "pass a member of nki.isa.engine")
     if name not in engines:
         call.refuse(WrongEngine, "engine", f"is {name}", f"it runs on {', '.join(engines)}")
     return name
@@ -146,8 +146,8 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
     space, reach = tensor.buffer.value, REACH[call.engine]
     if space not in operand.spaces or space not in reach:
         allowed = ", ".join(sorted(operand.spaces & reach))
-        found = f"is in {space}"
-        call.refuse(WrongSpace, operand.name, found, f"{call.engine} takes it from {allowed}")
+        actual = f"is in {space}"
+        call.refuse(WrongSpace, operand.name, actual, f"{call.engine} takes it from {allowed}")
     # OCP's e4m3 came with NeuronCore-v4, in the places of the older one
     newer = tensor.dtype == "float8_e4m3fn" and "float8_e4m3" in operand.dtypes and call.core.geometry.generation > 3
     if tensor.dtype not in operand.dtypes and not newer:
@@ -162,5 +162,5 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
         allowed = f"an engine walks {MOST_DIMS} dimensions with steps up to {MOST_STRIDE} elements"
         call.refuse(IllegalView, operand.name, beyond, allowed)
     if operand.column and tensor.size != tensor.shape[0]:
-        found = f"has shape {tensor.shape}"
-        call.refuse(ShapeMismatch, operand.name, found, "one element per partition is needed")
+        actual = f"has shape {tensor.shape}"
+        call.refuse(ShapeMismatch, operand.name, actual, "one element per partition is needed")

@@ -57,8 +57,8 @@ def _register(value: object, op: str, operand: str) -> None:
 
 def _one_element(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if tensor.__class__ is not NkiTensor or tensor.size != 1:
-        found = f"is {tensor!r:.60}"
-        call.refuse(ShapeMismatch, operand, found, "a tensor with exactly one element is needed")
+        actual = f"is {tensor!r:.60}"
+        call.refuse(ShapeMismatch, operand, actual, "a tensor with exactly one element is needed")
     if tensor.buffer.value not in DMA:
         call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", "HBM or SBUF is needed")
     if tensor._dynamic is not None:
@@ -111,8 +111,8 @@ def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
         allowed = "an NkiScalar is needed; nisa.memset writes a constant, nisa.register_store a register"
         call.refuse(WrongArgument, "value", f"is {value!r:.60}", allowed)
     if value.dtype != tensor.dtype:
-        found = f"is {tensor.dtype} and the scalar is {value.dtype}"
-        call.refuse(WrongDtype, "dst", found, "store at the scalar's own width and convert in memory")
+        actual = f"is {tensor.dtype} and the scalar is {value.dtype}"
+        call.refuse(WrongDtype, "dst", actual, "store at the scalar's width and convert in memory")
     access.write(call.core, tensor, np.array(value.value("scalar_store"), tensor.dtype), call.who("dst"))
     record(call)
 

@@ -26,8 +26,8 @@ def reduction(call: Call) -> None:
     """A command that reduces has an operator."""
     command = call.args["reduce_cmd"]
     if command in (reduce_cmd.reduce, reduce_cmd.reset_reduce) and call.args["reduce_op"] is None:
-        found = f"is None with reduce_cmd.{command.name}"
-        call.refuse(WrongArgument, "reduce_op", found, "nl.add is needed")
+        actual = f"is None with reduce_cmd.{command.name}"
+        call.refuse(WrongArgument, "reduce_op", actual, "nl.add is needed")
 
 
 def _finish(call: Call, results: Results) -> Results:
@@ -35,7 +35,7 @@ def _finish(call: Call, results: Results) -> Results:
     if call.args["reduce_cmd"] is not reduce_cmd.idle:
         total = lanes.update(call, total, "add")
     elif call.tensors.get("reduce_res") is not None:
-        total = lanes.held(call, lanes.first_lane(call, "dst"))
+        total = lanes.read(call, lanes.first_lane(call, "dst"))
     op = call.args["op"]
     if op.name in VALID and op.name not in call.core.warned:
         _range(call, op.name)

@@ -58,8 +58,8 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
     try:
         if len(tiles) == 2:
             if x.shape != y.shape:
-                found = f"have shapes {x.shape} and {y.shape}"
-                raise ShapeMismatch(name, "x and y", found, "binary functions do not broadcast")
+                actual = f"have shapes {x.shape} and {y.shape}"
+                raise ShapeMismatch(name, "x and y", actual, "binary functions do not broadcast")
             isa.tensor_tensor(dst=dst, data1=x, data2=y, op=token)
         elif isinstance(x, NkiTensor):
             isa.tensor_scalar(dst=dst, data=x, op0=token, operand0=y)

@@ -62,9 +62,9 @@ class SharedMemory:
             self.hbm_used += count * INFO[request.dtype].itemsize
             used = self.hbm_used
         if used > self.geometry.hbm_bytes:
-            found = f"brings HBM to {used} B"
+            actual = f"brings HBM to {used} B"
             allowed = f"one stack has {self.geometry.hbm_bytes} B"
-            raise HbmFull("ndarray", request.name or "tensor", found, allowed)
+            raise HbmFull("ndarray", request.name or "tensor", actual, allowed)
         info = Allocation(
             next(self.numbers),
             request.name or "hbm",
@@ -88,20 +88,20 @@ class SharedMemory:
     def shared_hbm(self, request: Request, key: object) -> Storage:
         """Return the one storage that every core of the launch reaches under `key`."""
         with self.lock:
-            found = self.shared.get(key)
-        if found is None:
+            result = self.shared.get(key)
+        if result is None:
             storage = self.hbm(request, -1)
             with self.lock:
-                found = self.shared.setdefault(key, storage)
+                result = self.shared.setdefault(key, storage)
         size = int(np.prod(request.shape, dtype=np.int64)) * INFO[request.dtype].itemsize
-        if found.info.size != size or found.dtype != request.dtype:
+        if result.info.size != size or result.dtype != request.dtype:
             raise CoresDiverge(
                 "ndarray",
                 request.name or "unnamed shared_hbm tensor",
-                f"is {size} B of {request.dtype} on one core and {found.info.size} B of {found.dtype} on the other",
+                f"is {size} B of {request.dtype} on one core and {result.info.size} B of {result.dtype} on the other",
                 "give shared tensors of different kind different names",
             )
-        return found
+        return result
 
 
 @dataclass(eq=False)
@@ -152,9 +152,9 @@ class CoreMemory:
         geometry, policy = self.shared.geometry, self.shared.policy
         partitions = request.shape[0]
         if partitions > geometry.partitions:
-            found = f"has {partitions} partitions"
+            actual = f"has {partitions} partitions"
             allowed = f"on-chip memory has {geometry.partitions}"
-            raise TooManyPartitions("ndarray", request.name or "tensor", found, allowed)
+            raise TooManyPartitions("ndarray", request.name or "tensor", actual, allowed)
         free = int(np.prod(request.shape[1:], dtype=np.int64))
         size = free * INFO[request.dtype].itemsize
         self._check_size(request, size)
@@ -192,9 +192,9 @@ class CoreMemory:
         limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
         if size > limit:
             law = PsumFull if psum else SbufFull
-            found = f"takes {size} B per partition"
+            actual = f"takes {size} B per partition"
             allowed = f"{request.space} has {limit} B per partition"
-            raise law("ndarray", request.name or "tensor", found, allowed)
+            raise law("ndarray", request.name or "tensor", actual, allowed)
 
     def _at_address(self, request: Request, info: Allocation, width: int) -> Storage:
         """Place at an explicit (partition, byte) address; no byte changes until somebody writes."""
@@ -203,7 +203,7 @@ class CoreMemory:
         self._check_address(request, info)
         info.start_partition, info.address, info.explicit = partition, offset, True
         if not self.shared.policy.precise_fp:
-            # widened elements have no byte address; the storage is alone
+            # widened elements have no byte address; the storage shares no bytes
             count = info.size // INFO[request.dtype].itemsize
             return self._fresh(request, info, (info.partitions, count * width))
         return self._window(request, info)
@@ -221,7 +221,7 @@ class CoreMemory:
         matmul = np.zeros(size, np.uint8) if request.space == "psum" else None
         start = info.start_partition * pitch + info.address
         storage = Storage(info, data, mask, request.dtype, True, pitch, start, complete=not tracking,
-                          matmul=matmul, own_marks=True, neighbours=neighbours)  # fmt: skip
+                          matmul=matmul, separate_marks=True, neighbours=neighbours)  # fmt: skip
         for other in neighbours:
             other.neighbours = [*other.neighbours, storage]
         older.append(storage)
@@ -244,12 +244,12 @@ class CoreMemory:
         limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
         check_start(partition, info.partitions, geometry, ("ndarray", f"address of {name}"))
         if offset < 0 or offset + info.size > limit:
-            found = f"covers bytes [{offset}, {offset + info.size})"
-            raise AddressTaken("ndarray", name, found, f"{request.space} has {limit} B")
+            actual = f"covers bytes [{offset}, {offset + info.size})"
+            raise AddressTaken("ndarray", name, actual, f"{request.space} has {limit} B")
         align = geometry.psum_bank_bytes if psum else geometry.sbuf_min_align
         if offset % align:
-            found = f"starts at byte {offset}"
-            raise Misaligned("ndarray", name, found, f"{request.space} starts are multiples of {align}")
+            actual = f"starts at byte {offset}"
+            raise Misaligned("ndarray", name, actual, f"{request.space} starts are multiples of {align}")
 
 
 def _poison_fresh(data: Bytes, info: Allocation, dtype: str, neighbours: list[Storage]) -> None:
@@ -296,6 +296,6 @@ def check_start(start: int, count: int, geometry: Geometry, who: tuple[str, str]
         return
     step = quadrant if count <= quadrant else (2 * quadrant if count <= 2 * quadrant else total)
     if start % step or start + count > total or start < 0:
-        found = f"covers partitions [{start}, {start + count})"
+        actual = f"covers partitions [{start}, {start + count})"
         allowed = f"{count} partitions may start at a multiple of {step} below {total}"
-        raise StartPartition(who[0], who[1], found, allowed)
+        raise StartPartition(who[0], who[1], actual, allowed)

@@ -1,4 +1,4 @@
-"""The bytes behind tensors: poisoned when fresh, tracked per byte, aware of who wrote PSUM."""
+"""The bytes of tensors: poisoned when fresh, tracked per byte, aware of who wrote PSUM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkisim.errors import Line
 Bytes = NDArray[np.uint8]
 
 # mask values of one byte: it is unwritten, an instruction wrote it through another tensor since, it is written;
-# the largest is the good one, so that the smallest element tells of all
+# the largest is the good one, so that the smallest element decides for all
 UNWRITTEN, OVERWRITTEN, WRITTEN = 0, 1, 2
 # the official simulator's sentinel of unwritten integer memory
 INT_SENTINEL = 4
@@ -31,7 +31,7 @@ class Allocation:
     space: str
     core: int
     partitions: int
-    # bytes per partition on chip, bytes of the whole tensor in hbm
+    # bytes per partition on chip, bytes of the tensor in hbm
     size: int
     line: Line
     start_partition: int = 0
@@ -82,7 +82,7 @@ class Storage:
     unknown: bool = False
     # shortcut: once everything is written the mask need not be read again
     complete: bool = False
-    own_marks: bool = False
+    separate_marks: bool = False
     # the last tensor that was written on bytes of this one
     replaced_by: Allocation | None = None
     # storages at explicit addresses that share bytes with this one

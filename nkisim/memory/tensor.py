@@ -25,7 +25,7 @@ from nkisim.memory.storage import Bytes, Storage, view_of
 from nkisim.memory.views import Layout
 from nkisim.objects import MemoryRegion
 
-# views kept per tensor; a kernel's loop makes the same few again and again
+# views cached per tensor; a kernel's loop makes the same few again and again
 _MOST_SLICES = 256
 
 
@@ -127,7 +127,7 @@ class NkiTensor(NoOperators):
         raise IllegalView(op, self.name, "changes a dimension indexed at run time", allowed)
 
     def is_contiguous(self) -> bool:
-        """Tell whether the elements are dense in row-major order; per partition on chip."""
+        """Return whether the elements are dense in row-major order; per partition on chip."""
         return views.contiguous(self._layout(), 1 if self._on_chip else 0)
 
     def get_pattern(self) -> list[list[int]]:
@@ -135,7 +135,7 @@ class NkiTensor(NoOperators):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=False)]
 
     def is_indirect(self) -> bool:
-        """Tell whether part of the address is known only at run time."""
+        """Return whether part of the address is known only at run time."""
         return self._dynamic is not None
 
     def __getitem__(self, key: object) -> NkiTensor:
@@ -145,18 +145,18 @@ class NkiTensor(NoOperators):
         known = self._slices
         if known is None:
             known = self._slices = {}
-        found = known.get(static)
-        if found is None:
+        result = known.get(static)
+        if result is None:
             if len(known) >= _MOST_SLICES:
                 known.clear()
-            found = known[static] = self._subscript(key)
-        return found
+            result = known[static] = self._subscript(key)
+        return result
 
     def _subscript(self, key: object) -> NkiTensor:
-        layout, pending, kept, fault = indexing.subscript(self._layout(), key, self._on_chip)
+        layout, pending, remaining, fault = indexing.subscript(self._layout(), key, self._on_chip)
         dynamic = self._dynamic
         if dynamic is not None:
-            at = kept.index(dynamic.dim) if dynamic.dim in kept else -1
+            at = remaining.index(dynamic.dim) if dynamic.dim in remaining else -1
             stays = at >= 0 and layout.shape[at] == self.shape[dynamic.dim]
             if pending is not None or (dynamic.vector and not stays):
                 self._refuse_dynamic("subscript")
@@ -223,8 +223,8 @@ class NkiTensor(NoOperators):
         view = self[(slice(None),) * dim + (slice(start, end, step),)]
         if 0 <= start < end <= size and step >= 1:
             return view
-        found = f"is the slice [{start}:{end}:{step}]"
-        fault = OutOfRange("slice", f"dim {dim}", found, f"0 <= start < end <= {size} holds")
+        actual = f"is the slice [{start}:{end}:{step}]"
+        fault = OutOfRange("slice", f"dim {dim}", actual, f"0 <= start < end <= {size} holds")
         return self._make(view._layout(), view._dynamic, fault=fault)
 
     def select(self, dim: int, index: Any) -> NkiTensor:
@@ -256,7 +256,7 @@ class NkiTensor(NoOperators):
     ) -> NkiTensor:
         """Address the storage directly with [[step, count], ...] in elements of `dtype`.
 
-        The documents disagree on a view: the docstring adds `offset` to the view's own, the
+        The documents disagree on a view: the docstring adds `offset` to the view's offset, the
         guides ignore the view. On a base tensor both agree; on a shifted view this follows the
         docstring and warns.
         """
@@ -298,11 +298,11 @@ class NkiTensor(NoOperators):
         return layout._replace(strides=(room.row, *layout.strides[1:]))
 
     def _gather(self, layout: Layout, index: NkiTensor, where: tuple[int, int], room: Room) -> tuple[Dynamic, Layout]:
-        """Return rows picked by an index tensor; the pattern's own row step is ignored."""
+        """Return rows picked by an index tensor; the row step of the pattern is ignored."""
         indirect_dim, stride = where
         if self._on_chip or indirect_dim != 0:
-            found = f"indexes dim {indirect_dim} of {self.buffer.value}"
-            raise IllegalView("ap", "vector_offset", found, "it indexes dim 0 of a tensor in HBM")
+            actual = f"indexes dim {indirect_dim} of {self.buffer.value}"
+            raise IllegalView("ap", "vector_offset", actual, "it indexes dim 0 of a tensor in HBM")
         row = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
         limit = patterns.scalar_limit(row, room, stride)
         layout = Layout(layout.shape, (0, *layout.strides[1:]), layout.offset)
@@ -362,7 +362,7 @@ class NkiTensor(NoOperators):
         assert marks is not None
         storage = self._storage
         width = storage_of(self.dtype, storage.precise).itemsize
-        start, pitch = (0, storage.info.size) if storage.own_marks else (storage.start, storage.pitch)
+        start, pitch = (0, storage.info.size) if storage.separate_marks else (storage.start, storage.pitch)
         return view_of(marks, bits_of(width), self.shape, self._where(width, start, pitch))
 
     def _written_marks(self) -> Array:
@@ -397,7 +397,7 @@ class NkiTensor(NoOperators):
         return values.astype(dtype) if dtype is not None else values
 
     def __bool__(self) -> bool:
-        """Tell that there is a tensor: tracing cannot depend on data, but for `assert nl.equal(a, b)`."""
+        """Return that there is a tensor: tracing cannot depend on data, but for `assert nl.equal(a, b)`."""
         return not self._compared or bool(np.all(to_fp32(self.__array__()) != 0))
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from nkisim.tests import witness
 # the plugin also where nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
 
-# the modules whose kernels do not depend on this simulator's own policies
+# the modules whose kernels do not depend on this simulator's policies
 WITNESSED = ("laws.test_instructions", "laws.test_manual_examples", "properties.")
 
 

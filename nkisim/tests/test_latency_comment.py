@@ -1,4 +1,4 @@
-"""nkisim/docs/latency_comment.yml: what the text of a pull request can reach."""
+"""nkisim/docs/latency_comment.yml: what a pull request can reach."""
 
 from __future__ import annotations
 

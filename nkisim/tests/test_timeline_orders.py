@@ -78,7 +78,7 @@ def test_copies_without_an_engine_go_to_the_less_loaded_one() -> None:
     assert spread.latency_ns < 0.65 * bound.latency_ns
 
 
-def test_an_engine_overwrites_its_own_result_without_waiting() -> None:
+def test_an_engine_overwrites_its_result_without_waiting() -> None:
     tape = EventBuilder()
     a, b, c = sbuf(tape), sbuf(tape), sbuf(tape)
     vector(tape, a, c)

@@ -1,4 +1,4 @@
-"""nkisim alone: its wheel in an environment with numpy and ml_dtypes and nothing else runs the README."""
+"""nkisim by itself: its wheel in an environment with numpy and ml_dtypes and nothing else runs the README."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def isolated(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that holds only the wheel; pip would refuse a third dependency."""
     folder = tmp_path_factory.mktemp("alone")
     venv.create(folder, with_pip=False)
@@ -75,31 +75,35 @@ def test_it_needs_numpy_and_ml_dtypes_and_the_project_needs_this_version(wheel: 
     assert f"nkisim=={nkisim.__version__}" in project["dependencies"]
 
 
-def test_alone_every_module_loads_and_none_is_ours(alone: Path, tmp_path: Path) -> None:
+def test_every_module_loads_without_ours(isolated: Path, tmp_path: Path) -> None:
     program = (
         "import importlib, pkgutil, sys, nkisim\n"
         "names = [m.name for m in pkgutil.walk_packages(nkisim.__path__, 'nkisim.') if '__main__' not in m.name]\n"
         "for name in names: name == 'nkisim.pytest_plugin' or importlib.import_module(name)\n"
         "print(len(names), sorted({'torch', 'jax', 'pytest', 'model', 'nki_kernels'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([alone / "python", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [isolated / "python", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     count, others = done.stdout.split(maxsplit=1)
     assert int(count) > 75, done.stderr
     assert others == "[]\n"
-    command = [alone / "python", "-m", "nkisim.validation"]
+    command = [isolated / "python", "-m", "nkisim.validation"]
     assert (
         "No module named nkisim.validation"
         in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
     )
 
 
-def test_the_readme_s_first_screen_prints_what_it_says(alone: Path, tmp_path: Path) -> None:
+def test_the_readme_s_first_screen_prints_its_output(isolated: Path, tmp_path: Path) -> None:
     (tmp_path / "softmax.py").write_text(block("# softmax.py"), encoding="utf-8")
     steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block("$ nkisim run"), re.M)
     assert len(steps) == 4
     for command, printed in steps:
         words = shlex.split(command)
-        done = subprocess.run([alone / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [isolated / words[0], *words[1:]], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.stdout + done.stderr == printed
         assert done.returncode == (2 if printed.startswith("error") else 0)
     assert (tmp_path / "softmax.svg").read_bytes() == (ROOT / "nkisim/softmax.svg").read_bytes()

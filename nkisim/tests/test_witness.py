@@ -64,7 +64,7 @@ def test_a_look_alike_is_not_the_vendor(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_vendor_agrees() -> None:
-    found = witness.vendor()
-    if found is None:
+    result = witness.vendor()
+    if result is None:
         pytest.skip(witness.ABSENT)
-    assert observed(found).exact == 1
+    assert observed(result).exact == 1

@@ -22,14 +22,14 @@ GAP = {4: 2.0**-16, 2: 2.0**-8, 1: 2.0**-3}
 
 
 def is_real(package: ModuleType) -> bool:
-    """Tell a vendor's nki from an empty look-alike and from nkisim, by what it can do."""
+    """Distinguish a vendor's nki from an empty look-alike and from nkisim, by what it can do."""
     parts = (getattr(package, "isa", None), getattr(package, "language", None))
     able = hasattr(parts[0], "nc_matmul") and hasattr(parts[1], "ndarray")
     return able and callable(getattr(package, "simulate", None)) and not hasattr(package, "__nkisim__")
 
 
 def vendor() -> ModuleType | None:
-    """Import the vendor's nki beside nkisim, which may answer to that name here; None where it is absent."""
+    """Import the vendor's nki next to nkisim, which may answer to that name here; None where it is absent."""
     ours = {n: sys.modules.pop(n) for n in list(sys.modules) if getattr(sys.modules[n], "__nkisim__", False)}
     try:
         package = importlib.import_module("nki")
@@ -55,8 +55,8 @@ class Witness:
     def check(self, kernel: Callable[..., Any], lnc: int, args: Sequence[Any], ours: Any) -> None:
         """Run the kernel there too and compare every output."""
         with _names_of(self.package, kernel):
-            theirs = self.package.simulate(self.package.jit(kernel)[lnc])(*args)
-        for mine, other in zip(_arrays(ours), _arrays(theirs), strict=True):
+            received = self.package.simulate(self.package.jit(kernel)[lnc])(*args)
+        for mine, other in zip(_arrays(ours), _arrays(received), strict=True):
             self._compare(mine, np.asarray(other))
 
     def _compare(self, mine: Any, other: Any) -> None:
@@ -94,5 +94,5 @@ def _names_of(package: Any, kernel: Callable[..., Any]) -> Iterator[None]:
             names[name] = value
 
 
-# the witness of this run, when it was asked for and is there
+# the witness of this run, when it was requested and is there
 ACTIVE: list[Witness] = []

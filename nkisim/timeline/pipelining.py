@@ -43,7 +43,7 @@ def _estimate(cost: AnyCost, drain: float) -> tuple[float, float]:
         return cost.pitch, cost.latency
     if isinstance(cost, DmaCost):
         busy = max([time for _, time in cost.shares])
-        return max(cost.trigger, cost.interval, cost.pace, busy), cost.interval + cost.lead + busy + cost.tail
+        return max(cost.trigger, cost.interval, cost.ring_interval, busy), cost.interval + cost.lead + busy + cost.tail
     stream = cost.stream * cost.passes
     return stream, stream + drain
 

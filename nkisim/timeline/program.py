@@ -79,9 +79,9 @@ def lane_of(event: Event) -> Lane:
     return event.core, issuer
 
 
-def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
+def _cost_key(event: Event, full_tile: bool) -> tuple[object, ...]:
     """The facts of an event that the cost laws can see."""
-    key: list[object] = [event.engine, event.op, len(event.reads), whole]
+    key: list[object] = [event.engine, event.op, len(event.reads), full_tile]
     for x in event.reads + event.writes:
         low, high = x.span
         key += (x.space, x.dtype, x.elements, x.partitions, x.row_bytes, high - low)
@@ -111,16 +111,16 @@ class _Laws:
 
     def costs(self, event: Event) -> list[AnyCost]:
         """The cost of one event, a value for each case."""
-        whole = event.engine == "dma" and self._fills_a_tile(event)
-        key = _cost_key(event, whole)
+        full_tile = event.engine == "dma" and self._fills_a_tile(event)
+        key = _cost_key(event, full_tile)
         costs = self.by_look.get(key)
         if costs is None:
-            costs = self.by_look[key] = [self._cost(event, n, whole) for n in self.numbers]
+            costs = self.by_look[key] = [self._cost(event, n, full_tile) for n in self.numbers]
         return costs
 
-    def _cost(self, event: Event, n: Numbers, whole: bool) -> AnyCost:
+    def _cost(self, event: Event, n: Numbers, full_tile: bool) -> AnyCost:
         if event.engine == "dma":
-            return dma_cost(event, n, whole)
+            return dma_cost(event, n, full_tile)
         return law_of(event.engine, event.op)(event, n)
 
     def _fills_a_tile(self, event: Event) -> bool:
@@ -233,7 +233,7 @@ Signals = list[int | None]
 def _signals(lanes: list[Lane]) -> list[Signals]:
     """The way in which an event of each kind learns of an earlier one.
 
-    An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
+    An in-order engine orders its own writes after its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait, and
     always signal. An engine that only read frees its operand early.
     """

@@ -41,7 +41,7 @@ class Schedule:
     likely_low_ns: float
     likely_high_ns: float
     # none of these is in a latency: a launch of a graph, paid once by all of its kernels; one of a kernel that is
-    # profiled alone; and the host's dispatch of a graph
+    # profiled by itself; and the host's dispatch of a graph
     launch_ns: float
     profiled_launch_ns: float
     host_dispatch_ns: float
@@ -89,7 +89,7 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
     path = critical_path(program, times, n)
-    # a collective is under way from its start: its latency is work of others
+    # a collective is in progress from its start: its latency is work of others
     transfers = {i: t for i, t in times.moved.items() if events[i].op not in COLLECTIVES}
     moving = {event: end - shared - stream for event, (_, _, stream, shared, end) in transfers.items()}
     flops, compute_ns = _compute(program)
@@ -137,7 +137,7 @@ def _band(best: Machine, written: Machine, chip: Chip) -> tuple[float, float]:
 
 
 def hbm_peak(events: Sequence[Event], chip: Chip) -> float:
-    """Bytes per nanosecond that the cores of this launch can draw from their HBM stack."""
+    """Bytes per nanosecond that the cores of this launch can read from their HBM stack."""
     cores = len({event.core for event in events}) or 1
     engines = chip.dma_engines.value * chip.dma_bytes_per_ns.value
     return min(cores * engines, chip.hbm_bytes_per_ns.value)
@@ -154,7 +154,7 @@ def _memory(program: Program, hbm_moved: float, n: Numbers) -> float:
 
 
 def _stacks(program: Program, n: Numbers) -> int:
-    """HBM stacks that the launch's cores draw from."""
+    """HBM stacks that the launch's cores read from."""
     return len({core // int(n.cores_per_hbm_stack) for core, _ in program.lanes}) or 1
 
 

@@ -20,15 +20,15 @@ Moved = tuple[float, float, float, float, float]
 
 @dataclass(slots=True)
 class Times:
-    """Nanoseconds per event, and who held each event back."""
+    """Nanoseconds per event, and what delayed each event."""
 
     start: list[float]
     # the engine can take its next instruction
     free: list[float]
     end: list[float]
-    # its lane's previous event, or a producer if that held it back longer
+    # its lane's previous event, or a producer if that delayed it longer
     blocker: list[int]
-    held: list[bool]
+    waited: list[bool]
     # how long a product streams, which its engine's clock decides
     stream: dict[int, float] = field(default_factory=dict)
     moved: dict[int, Moved] = field(default_factory=dict)

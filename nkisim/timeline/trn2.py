@@ -55,7 +55,7 @@ TRN2 = Chip(
     tensor_throttle_share=measured(0.5, "of the clock", f"{GLOSSARY}: about 50 %; {PUBLIC_PROFILES}", 0.55, 0.5),
     tensor_throttle_window_ns=documented(3000, "ns", GLOSSARY),
     # both count the product of busy time and rows / 128: kernels over 1, 64 or 80 rows never warm up although they are
-    # 95 % busy, while products over 64 rows stay fast behind 32 transposes
+    # 95 % busy, while products over 64 rows stay fast after 32 transposes
     tensor_lift_work=measured(0.7, "of the window's rows", f"{PUBLIC_PROFILES}; {NAKB}", 0.24, 0.75),
     tensor_throttle_work=measured(0.5, "of the window's rows", f"{GLOSSARY}; {PUBLIC_PROFILES}", 0.24, 0.5),
     tensor_bf16_tflops=documented(78.6, "TFLOP/s per core", A3),
@@ -121,8 +121,8 @@ TRN2 = Chip(
     # one transfer into a row of a tile takes about 120 ns, one into 128 rows 670 ns whatever its bytes
     dma_swdge_start_ns=measured(85, "ns per dma", CHIPBOOST, 60, 110),
     dma_swdge_engine_ns=measured(36.5, "ns per dma engine that takes part", f"{CHIPBOOST}; {DMA_OVERVIEW}", 31, 45),
-    # transfers that fill a whole tile follow each other faster than those that keep order within a tile
-    dma_swdge_whole_share=measured(0.67, "of a transfer into part of a tile", CHIPBOOST, 0.6, 0.75),
+    # transfers that fill a tile follow each other faster than those that keep order within a tile
+    dma_swdge_full_tile_share=measured(0.67, "of a transfer into part of a tile", CHIPBOOST, 0.6, 0.75),
     # copies, RMSNorms, sums and transposes take 0.58 to 0.62 us a transfer, and their loads 0.45
     dma_swdge_store_share=measured(1.25, "of a transfer into part of a tile", f"{CHIPBOOST}; {CS149}", 1, 1.35),
     # four gathers in a row take 4.8 us more than transfers without indices

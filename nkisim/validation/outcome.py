@@ -53,7 +53,7 @@ class Summary:
     error: float
     inside: int
     likely: int
-    # pairs of one group that the measurements tell apart, and those of them in the right order
+    # pairs of one group that the measurements distinguish, and those of them in the right order
     pairs: int
     ordered: int
 

@@ -24,8 +24,8 @@ Times and counts are in the stated unit; the range is the band's, from the fast 
 
 * documented: stated in the manual (paths are relative to aws-neuron-sdk);
 * profile: read off an official profiler screenshot in the manual;
-* measured: follows from public measurements of whole kernels;
-* inferred: our own estimate.
+* measured: follows from public measurements of kernels;
+* inferred: our estimate.
 """
 # the rows that a constant was read off, where its source holds many
 FITTED = {
@@ -38,7 +38,7 @@ FITTED = {
     "dma_index_ns": "permute_routed_tokens",
     "dma_swdge_start_ns": "sweep of blocks",
     "dma_swdge_engine_ns": "sweep of blocks",
-    "dma_swdge_whole_share": "sweep of blocks",
+    "dma_swdge_full_tile_share": "sweep of blocks",
     "dma_swdge_store_share": "sums of vectors, transposes",
     "dma_ring_ns": "sums of vectors",
     "hbm_bytes_per_ns": "decode MLPs of nki-library on two cores, 4 to 177 MB",
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def section() -> str:
-    """The whole section."""
+    """The section."""
     return f"{HEAD}\n{table()}\n\n{divided()}"
 
 

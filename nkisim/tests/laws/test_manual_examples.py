@@ -112,9 +112,9 @@ def test_mamba_is_a_scan_per_state() -> None:
 
     delta, u = np.abs(random(channels, length)), random(channels, length)
     a, b, c = -np.abs(random(channels, states)), random(states, length), random(states, length)
-    found = run(kernel, delta, u, a, b, c)
+    result = run(kernel, delta, u, a, b, c)
     state, wanted = np.zeros((channels, states)), np.zeros((channels, length))
     for t in range(length):
         state = np.exp(delta[:, t, None] * a) * state + (delta * u)[:, t, None] * b[:, t]
         wanted[:, t] = state @ c[:, t]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)

@@ -39,7 +39,7 @@ class MatmulCost:
     peak_tflops: float
     # rows of the array that take part, which the power throttle counts
     rows_share: float = 1.0
-    # the first column of the part of the array that a column-tiled product keeps busy, -1 for the whole array
+    # the first column of the part of the array that a column-tiled product keeps busy, -1 for the full array
     group: int = -1
 
 

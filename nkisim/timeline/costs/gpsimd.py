@@ -48,10 +48,10 @@ def gather(event: Event, n: Numbers) -> EngineCost:
 
 
 def topk(event: Event, n: Numbers) -> EngineCost:
-    """The manual's own figure: 4 n + K cycles."""
+    """The manual's figure: 4 n + K cycles."""
     results = max((per_partition(x) for x in event.writes), default=0)
-    count, kept = number(event, "n", elements(event)), number(event, "k", float(results))
-    cycles = n.gpsimd_topk_cycles * count + kept
+    count, remaining = number(event, "n", elements(event)), number(event, "k", float(results))
+    cycles = n.gpsimd_topk_cycles * count + remaining
     return _gpsimd_cost(cycles / n.gpsimd_ghz, n)
 
 
