@@ -161,12 +161,7 @@ def test_a_barrier_of_a_different_tensor_is_an_order_for_the_vendor() -> None:
 def test_a_view_outside_that_nobody_takes_is_no_fault() -> None:
     def kernel(x: Any, taken: bool) -> Any:
         x_sb = nl.load(x)
-        made = [
-            x_sb.ap(pattern=[[512, 128], [1, 512]], offset=1),
-            x_sb[:, 4:4],
-            x_sb[:, 500:513],
-            x_sb.slice(1, 9, 3),
-        ]
+        made = [x_sb.ap(pattern=[[512, 128], [1, 512]], offset=1), x_sb[:, 4:4], x_sb[:, 500:513], x_sb.slice(1, 9, 3)]
         return out(made[0] if taken else x_sb)
 
     assert np.array_equal(run(kernel, TILE, False), TILE)
