@@ -170,12 +170,14 @@ def test_dma_uses_the_engines_of_its_partitions() -> None:
         assert hbm_bytes(event) == rows * 4096
 
 
-@pytest.mark.parametrize(("rows", "engines"), [(64, 8), (128, 16), (4096, 16)])
-def test_several_rows_a_partition_reach_more_engines(rows: int, engines: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "engines"), [(64, 4096, 8), (128, 2048, 16), (4096, 64, 16), (4096, 12, 8)]
+)
+def test_several_rows_a_partition_reach_more_engines_but_for_tiny_rows(rows: int, row_bytes: int, engines: int) -> None:
     tape = EventBuilder()
     tile = tape.tile("sbuf", 1024, stop=64)
     event = tape.transfer(tape.tile("hbm", 1024, stop=64), tile)
-    cost = dma_cost(replace(event, work={**event.work, "rows": rows}), N)
+    cost = dma_cost(replace(event, work={**event.work, "rows": rows, "row_bytes": row_bytes}), N)
     assert len(cost.shares) == engines
     busy = rows * N.dma_descriptor_ns + 64 * 4096 / N.dma_bytes_per_ns
     assert sum(time for _, time in cost.shares) == pytest.approx(busy)

@@ -128,6 +128,9 @@ def test_the_throttle_counts_rows(rows: list[int], warm: bool) -> None:
 def test_the_band_spans_both_clocks_for_33_to_64_rows_only(rows: int, both: bool) -> None:
     s = products([rows] * 100, band=True)
     assert (s.low_ns / s.latency_ns < 0.6) == both
+    # after wider ones they stay fast at the nominal end, and at the slow end only above 64 rows
+    after = products([128] * 20 + [rows] * 100, band=True)
+    assert (after.high_ns / after.latency_ns > 1.6) == (rows == 64)
     assert (s.low_ns / s.latency_ns > 0.8) == (not both)
 
 

@@ -209,6 +209,7 @@ def test_band_contains_the_nominal_latency_and_needs_uncertain_constants() -> No
     act(tape, b, c)
     s = schedule(tape.events)
     assert s.low_ns < s.latency_ns < s.high_ns
+    assert s.low_ns <= s.likely_low_ns < s.latency_ns < s.likely_high_ns <= s.high_ns
     sure: dict[str, Any] = {name: replace(constant, low=None, high=None) for name, constant in TRN2.constants().items()}
     certain = schedule(tape.events, replace(TRN2, **sure))
-    assert certain.low_ns == certain.latency_ns == certain.high_ns
+    assert certain.low_ns == certain.latency_ns == certain.high_ns == certain.likely_low_ns == certain.likely_high_ns

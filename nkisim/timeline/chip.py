@@ -155,6 +155,7 @@ class Quantities(Generic[T]):
     # dma
     dma_engines: T
     dma_partitions_per_engine: T
+    dma_dealt_row_bytes: T
     dma_bytes_per_ns: T
     dma_descriptor_ns: T
     dma_load_lead_ns: T

@@ -37,7 +37,7 @@ class Schedule:
     # nominal constants: in program order, and in the order of a pipelining compiler
     program_order_ns: float
     pipelined_ns: float
-    # nine of ten measured kernels are between these two, by the residuals of those that are known
+    # eight of ten measured kernels are between these two, which are within the possible ends
     likely_low_ns: float
     likely_high_ns: float
     # none of these is in a latency: a launch of a graph, paid once by all of its kernels; one of a kernel that is
@@ -88,6 +88,7 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
     best = machines[place]
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
+    low, high = min(low, latency), max(high, latency)
     path = critical_path(program, times, n)
     # a collective is in progress from its start: its latency is work of others
     transfers = {i: t for i, t in times.moved.items() if events[i].op not in COLLECTIVES}
@@ -102,13 +103,13 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
         free=times.free,
         end=times.end,
         latency_ns=latency,
-        low_ns=min(low, latency),
-        high_ns=max(high, latency),
+        low_ns=low,
+        high_ns=high,
         order="program" if place == 0 else "reordered",
         program_order_ns=ends[0],
         pipelined_ns=ends[-1],
-        likely_low_ns=latency / n.residual_share,
-        likely_high_ns=latency * n.residual_share,
+        likely_low_ns=max(low, latency / n.residual_share),
+        likely_high_ns=min(high, latency * n.residual_share),
         launch_ns=n.launch_ns,
         profiled_launch_ns=n.profiled_launch_ns,
         host_dispatch_ns=n.host_dispatch_ns,

@@ -24,7 +24,7 @@ class Outcome:
     # by nominal constants: as the kernel is written, and as a pipelining compiler might order it
     program: float
     pipelined: float
-    # where nine of ten measured kernels are, by the residuals of the vendor's
+    # where eight of ten measured kernels are, by the residuals of the vendor's
     likely_low: float
     likely_high: float
 

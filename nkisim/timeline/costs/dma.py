@@ -81,9 +81,9 @@ def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
         return [(e, 1.0 / engines) for e in range(engines)]
     start, stop = on_chip[0].partitions
     partitions = max(1, stop - start)
-    # several rows a partition are dealt out like rows of several partitions: eight to an engine
-    rows = max(number(event, "rows"), partitions)
-    if rows > partitions:
+    # several rows a partition are dealt out like rows of several partitions, eight to an engine, but for tiny ones
+    rows = number(event, "rows")
+    if rows > partitions and number(event, "row_bytes", n.dma_dealt_row_bytes) >= n.dma_dealt_row_bytes:
         stop = start + min(int(rows), width * engines)
     total = stop - start
     shares = []
