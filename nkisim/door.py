@@ -77,8 +77,7 @@ def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
         allowed = f"it can be {', '.join(n for n in INFO if n not in WIDE)}, in NKI 0.7 int64 and uint64 too"
         raise BadInput("launch", f"argument {name}", f"is {array.dtype}", allowed) from None
     if array.ndim == 0 or array.size == 0:
-        actual = f"has shape {array.shape}"
-        raise BadInput("launch", f"argument {name}", actual, "arrays hold at least one element")
+        raise BadInput("launch", f"argument {name}", f"has shape {array.shape}", "arrays hold at least one element")
     typed = np.empty(array.shape, storage_of(dtype, memory.policy.precise_fp))
     store(typed, array.view(np.uint8) if array.dtype == bool else array, dtype, memory.policy.precise_fp)
     request = Request(array.shape, dtype, "shared_hbm", name, ("<argument>", 0))
@@ -107,8 +106,7 @@ def write_back(argument: Argument) -> None:
             argument.host.copy_(to_torch(values))
     else:
         if not argument.array.flags.writeable:
-            allowed = "pass a writeable array"
-            raise BadInput("launch", argument.name, "is read-only but was written", allowed)
+            raise BadInput("launch", argument.name, "is read-only but was written", "pass a writeable array")
         argument.array[...] = values
 
 
@@ -141,8 +139,7 @@ def release(core: Core, value: Any, torch: bool) -> Any:
         return {k: release(core, v, torch) for k, v in value.items()}
     if value is None or isinstance(value, (int, float, str, bool)):
         return value
-    allowed = "return tensors, or tuples of them"
-    raise BadOutput("launch", "return value", f"is {type(value).__name__}", allowed)
+    raise BadOutput("launch", "return value", f"is {type(value).__name__}", "return tensors, or tuples of them")
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -159,8 +156,7 @@ def is_same(a: Any, b: Any) -> bool:
 def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
     space = tensor.buffer
     if tensor._on_chip:
-        actual = f"is {tensor.name} in {space.value}"
-        raise BadOutput("launch", "return value", actual, "outputs are in nl.shared_hbm")
+        raise BadOutput("launch", "return value", f"is {tensor.name} in {space.value}", "outputs are in nl.shared_hbm")
     if space is MemoryRegion.private_hbm and core.programs > 1:
         actual = f"is {tensor.name} in private_hbm of one core"
         raise BadOutput("launch", "return value", actual, "with two cores use nl.shared_hbm")

@@ -88,9 +88,8 @@ class Policy:
                     "Policy", name, f"is {getattr(self, name)!r}", f"it can be {', '.join(map(str, choices))}"
                 )
         if self.recording and not self.capacity:
-            actual = "is off in a launch that records"
             allowed = "without addresses all tensors alias and times are wrong; leave capacity on, or recording off"
-            raise BadLaunch("Policy", "capacity", actual, allowed)
+            raise BadLaunch("Policy", "capacity", "is off in a launch that records", allowed)
         if self.ranks and self.numerics:
             allowed = "other ranks have other numbers; turn numerics off, or launch them by simulate_ranks"
             raise BadLaunch("Policy", "ranks", f"is {self.ranks} in a launch that computes", allowed)

@@ -65,13 +65,11 @@ class ReplicaGroup(NKIObject):
 def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
     """Return the list of ranks that this core's rank belongs to."""
     if not isinstance(group, ReplicaGroup):
-        actual = f"is {group!r:.60}"
-        raise WrongArgument(op, "replica_group", actual, "a ReplicaGroup is needed")
+        raise WrongArgument(op, "replica_group", f"is {group!r:.60}", "a ReplicaGroup is needed")
     ranks, world = [r for g in group.groups for r in g], core.policy.ranks or core.meeting.members // core.programs
     if len(set(ranks)) != len(ranks) or any(not 0 <= r < world for r in ranks):
-        actual = f"is {group.groups}"
         allowed = f"each of the {world} ranks appears at most once"
-        raise WrongArgument(op, "replica_group", actual, allowed)
+        raise WrongArgument(op, "replica_group", f"is {group.groups}", allowed)
     for ring in group.groups:
         if core.rank in ring:
             return ring
@@ -174,8 +172,7 @@ def put(call: Call, operand: str, values: Array) -> None:
     """Write the tensor that arrived; equal dtypes bit for bit, others through fp32."""
     tensor = call.tensors[operand]
     if values.size != tensor.size:
-        actual = f"has shape {tensor.shape}"
-        call.refuse(ShapeMismatch, operand, actual, f"{values.shape} arrives")
+        call.refuse(ShapeMismatch, operand, f"has shape {tensor.shape}", f"{values.shape} arrives")
     same = values.dtype == tensor._numpy().dtype
     deliver(call, tensor, values if same else to_fp32(values), operand)
 
@@ -189,8 +186,7 @@ def reducer(op: Token, name: str) -> Fn:
     """Return the function of a reduction operator."""
     result = resolve(op, (name, "op"))
     if result.name not in ("add", "minimum", "maximum"):
-        allowed = "nl.add, nl.minimum and nl.maximum are supported"
-        raise WrongArgument(name, "op", f"is nl.{result.name}", allowed)
+        raise WrongArgument(name, "op", f"is nl.{result.name}", "nl.add, nl.minimum and nl.maximum are supported")
     return result.fn
 
 

@@ -32,8 +32,7 @@ def _variable(op: str, call: Call, group: ReplicaGroup, metadata: NkiTensor, fla
     if metadata.__class__ is not NkiTensor or metadata.dtype != "uint32":
         call.refuse(WrongArgument, "metadata_tensor", f"is {metadata!r:.60}", "a uint32 tensor")
     if metadata.size != rows * len(ring):
-        actual = f"has shape {metadata.shape}"
-        call.refuse(ShapeMismatch, "metadata_tensor", actual, f"({rows}, {len(ring)}) is needed")
+        call.refuse(ShapeMismatch, "metadata_tensor", f"has shape {metadata.shape}", f"({rows}, {len(ring)}) is needed")
     # row 2 is an output, so the rows that are inputs are checked one by one
     used = (0, 1, 3) if flags[1] else (0, 1)
     flat = metadata._numpy().reshape(rows, len(ring)).astype(np.int64)
@@ -68,8 +67,7 @@ def _receive(call: Call, ring: list[int], chunks: list[Array], how: tuple[Any, .
 def _chunk(call: Call, count: int, start: int) -> Array:
     src = call.tensors["srcs[0]"]
     if start + count > src.size:
-        actual = f"has {src.size} elements"
-        call.refuse(ShapeMismatch, "srcs", actual, f"{count} from {start} are sent")
+        call.refuse(ShapeMismatch, "srcs", f"has {src.size} elements", f"{count} from {start} are sent")
     if count == 0:
         return np.empty((0,), src._numpy().dtype)
     part = src.reshape((src.size,))[start : start + count]

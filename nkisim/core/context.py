@@ -107,8 +107,7 @@ def current(op: str) -> Core:
     """
     core = _CURRENT.core
     if core is None:
-        allowed = "call the kernel through nki.simulate(kernel)"
-        raise OutsideKernel(op, None, "ran outside a kernel", allowed)
+        raise OutsideKernel(op, None, "ran outside a kernel", "call the kernel through nki.simulate(kernel)")
     return core
 
 

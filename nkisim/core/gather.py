@@ -38,8 +38,7 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Gathe
     index = access.indices(core, dynamic, who)
     count = tensor.shape[dynamic.dim]
     if len(index) < count:
-        actual = f"takes {count} rows"
-        raise ShapeMismatch(*who, actual, f"the index tensor has {len(index)} entries")
+        raise ShapeMismatch(*who, f"takes {count} rows", f"the index tensor has {len(index)} entries")
     index = index[:count]
     valid = (index >= 0) & (index <= dynamic.limit)
     if not skip and not valid.all():

@@ -159,7 +159,6 @@ def _race(core: Core, tensor: NkiTensor, write: bool, who: tuple[str, str]) -> H
         if np.any(access.tensor._marks(mine)):
             other = f"core {access.core} {'writes' if access.write else 'reads'} it in {access.op}"
             where = f"{access.line[0]}:{access.line[1]}"
-            actual = f"{verb} {tensor.name} on core {core.program} while {other} at {where}"
             allowed = f"put core_barrier(data={tensor.name}, cores=(0, 1)) between them"
-            return HbmRace(*who, actual, allowed)
+            return HbmRace(*who, f"{verb} {tensor.name} on core {core.program} while {other} at {where}", allowed)
     raise AssertionError("a race without a partner")

@@ -55,12 +55,10 @@ def _memset_value(call: Call) -> None:
         call.refuse(WrongArgument, "value", f"is {value!r} for {dtype}", "packed types take 0 only")
     if INFO[dtype].kind == "int":
         if value != int(value):
-            actual = f"is {value!r} for {dtype}"
-            call.refuse(WrongArgument, "value", actual, "an integer tile takes a whole number")
+            call.refuse(WrongArgument, "value", f"is {value!r} for {dtype}", "an integer tile takes a whole number")
         limits = np.iinfo(INFO[dtype].storage)
         if not limits.min <= int(value) <= limits.max:
-            actual = f"is {value} for {dtype}"
-            call.refuse(WrongArgument, "value", actual, f"{limits.min} to {limits.max} fit")
+            call.refuse(WrongArgument, "value", f"is {value} for {dtype}", f"{limits.min} to {limits.max} fit")
 
 
 @card("vector gpsimd", Operand("dst", "out", dtypes=MOVED), rules=(_memset_value,))
@@ -162,12 +160,10 @@ def _range_limits(call: Call) -> None:
     start = call.args["range_start"]
     size = call.tensors["dst"].size // call.tensors["dst"].shape[0]
     if not isinstance(start, (int, np.integer)) or start < 0 or start + size > 2**24:
-        actual = f"is {start!r} with {size} elements"
-        call.refuse(TileTooLarge, "range_start", actual, "indices must stay below 2**24")
+        call.refuse(TileTooLarge, "range_start", f"is {start!r} with {size} elements", "indices must stay below 2**24")
     value = float(call.args["on_false_value"])
     if not math.isclose(value, FP32_MIN, rel_tol=1e-6):
-        actual = f"is {value}"
-        call.refuse(WrongArgument, "on_false_value", actual, f"the hardware takes {FP32_MIN}")
+        call.refuse(WrongArgument, "on_false_value", f"is {value}", f"the hardware takes {FP32_MIN}")
 
 
 def _range_finish(call: Call, results: Results) -> Results:

@@ -26,8 +26,7 @@ def _descriptor_rules(call: Call) -> None:
         actual = f"is {call.tensors['dst'].dtype} and src is {call.tensors['src'].dtype}"
         call.refuse(WrongDtype, "dst", actual, "packed and 64-bit types copy as they are")
     if mode is dge_mode.hwdge and differ(call):
-        actual = "is hwdge between different dtypes"
-        call.refuse(WrongDtype, "dge_mode", actual, "hwdge copies equal dtypes")
+        call.refuse(WrongDtype, "dge_mode", "is hwdge between different dtypes", "hwdge copies equal dtypes")
     may_issue = mode is dge_mode.hwdge and requested in (engine.sync, engine.scalar)
     if requested is not engine.unknown and not may_issue:
         actual = f"is {requested.name} with dge_mode.{mode.name}"
@@ -137,14 +136,12 @@ def _indirect_rules(call: Call, src: NkiTensor) -> None:
     if src.ndim == 4 and 1 not in src.shape[1:3]:
         call.refuse(ShapeMismatch, "src", f"has shape {src.shape}", "dim 1 or dim 2 must be 1")
     if src.shape[-1] > 128 or INFO[src.dtype].itemsize != 2 or src.shape[0] % 16:
-        actual = f"is {src.dtype} {src.shape}"
         allowed = "2-byte types, shape[-1] <= 128, shape[0] a multiple of 16"
-        call.refuse(ShapeMismatch, "src", actual, allowed)
+        call.refuse(ShapeMismatch, "src", f"is {src.dtype} {src.shape}", allowed)
     rows = index.shape[0]
     wide = index.ndim == 2 and index.shape[1] > 1
     if index.ndim != 2 or not 16 <= rows <= 128 or rows % 16 or (wide and rows != 128):
-        actual = f"are {index.shape}"
-        call.refuse(ShapeMismatch, "src indices", actual, "(16..128, 1) or (128, n) is needed")
+        call.refuse(ShapeMismatch, "src indices", f"are {index.shape}", "(16..128, 1) or (128, n) is needed")
     if index.dtype != "uint32":
         call.refuse(WrongDtype, "src indices", f"are {index.dtype}", "they are uint32")
 
@@ -186,17 +183,14 @@ def _compute_rules(call: Call, names: tuple[str, ...], how: tuple[Any, Any, bool
     for operand in names:
         tensor = call.tensors[operand]
         if tensor.size != dst.size:
-            actual = f"has shape {tensor.shape}"
-            call.refuse(ShapeMismatch, operand, actual, f"dst has {dst.shape}")
+            call.refuse(ShapeMismatch, operand, f"has shape {tensor.shape}", f"dst has {dst.shape}")
         if tensor._dynamic is not None and not tensor._dynamic.vector:
-            actual = "has a run-time start"
-            call.refuse(IllegalView, operand, actual, "addresses are static or vector_offset")
+            call.refuse(IllegalView, operand, "has a run-time start", "addresses are static or vector_offset")
     indirect = [n for n in names if call.tensors[n].is_indirect()]
     if indirect or dst.is_indirect():
         if len(names) != 2 or not unique:
-            actual = f"has {len(names)} tensors, unique_indices={unique}"
             allowed = "an indexed sum takes 2 tensors and unique indices"
-            call.refuse(WrongArgument, "srcs", actual, allowed)
+            call.refuse(WrongArgument, "srcs", f"has {len(names)} tensors, unique_indices={unique}", allowed)
         _modify_rules(call, dst, [call.tensors[n] for n in names])
         if dst.is_indirect():
             _unique(call, dst)

@@ -34,13 +34,11 @@ _INT32 = (-(2**31), 2**31 - 1)
 def _pattern(call: Call) -> None:
     pattern = call.args["pattern"]
     if not 1 <= len(pattern) <= 4 or any(len(p) != 2 for p in pattern):
-        actual = f"is {pattern}"
-        call.refuse(WrongArgument, "pattern", actual, "one to four pairs [step, num] are needed")
+        call.refuse(WrongArgument, "pattern", f"is {pattern}", "one to four pairs [step, num] are needed")
     count = int(np.prod([num for _, num in pattern], dtype=np.int64))
     tensor = call.tensors["dst"]
     if count != per_partition(tensor):
-        actual = f"makes {count} elements"
-        call.refuse(ShapeMismatch, "pattern", actual, f"dst has {per_partition(tensor)}")
+        call.refuse(ShapeMismatch, "pattern", f"makes {count} elements", f"dst has {per_partition(tensor)}")
     for name in ("offset", "channel_multiplier"):
         if not _INT32[0] <= int(call.args[name]) <= _INT32[1]:
             call.refuse(WrongArgument, name, f"is {call.args[name]}", "it is an int32")
@@ -129,8 +127,7 @@ def _local_rules(call: Call) -> None:
     count = call.args["num_valid_indices"]
     count = limit if count is None else int(count)
     if not 0 < count <= min(limit, 4096):
-        actual = f"is {count}"
-        call.refuse(TileTooLarge, "num_valid_indices", actual, f"1 to {min(limit, 4096)} are allowed")
+        call.refuse(TileTooLarge, "num_valid_indices", f"is {count}", f"1 to {min(limit, 4096)} are allowed")
     if per_partition(dst) != count * width:
         actual = f"has {per_partition(dst)} elements per partition"
         call.refuse(ShapeMismatch, "dst", actual, f"{count} indices of {width} make {count * width}")
@@ -145,9 +142,8 @@ def _local_inside(call: Call) -> None:
     for first in range(0, index.shape[0], group):
         flat = taken[first : first + group].T.reshape(-1)[:count]
         if int(flat.max()) + width > per_partition(source):
-            actual = f"holds {int(flat.max())}"
             allowed = f"src_buffer has {per_partition(source)} elements per partition"
-            call.refuse(DynamicOutOfRange, "index", actual, allowed)
+            call.refuse(DynamicOutOfRange, "index", f"holds {int(flat.max())}", allowed)
 
 
 @card(
@@ -179,8 +175,7 @@ def local_gather(
 def _partition_rules(call: Call) -> None:
     dst, data, op = call.tensors["dst"], call.tensors["data"], call.args["op"]
     if dst.shape[0] != 1 or per_partition(dst) != per_partition(data):
-        actual = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", actual, f"(1, {per_partition(data)}) is the result")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"(1, {per_partition(data)}) is the result")
     if op.kind == "bitvec" and not data.dtype.startswith(("int", "uint")):
         call.refuse(WrongDtype, "data", f"is {data.dtype}", "bitvec operators take integers")
 
@@ -206,11 +201,9 @@ _SEGMENT = frozenset({"float32", "int32"})
 def _bounds_rules(call: Call) -> None:
     dst, ids = call.tensors["dst"], call.tensors["segment_ids"]
     if ids.shape[0] != 1 or dst.shape[0] != 1:
-        actual = f"has {ids.shape[0]} partitions"
-        call.refuse(ShapeMismatch, "segment_ids", actual, "one partition is processed")
+        call.refuse(ShapeMismatch, "segment_ids", f"has {ids.shape[0]} partitions", "one partition is processed")
     if per_partition(dst) != 2 * per_partition(ids):
-        actual = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", actual, f"(1, 2, {per_partition(ids)}) is the result")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"(1, 2, {per_partition(ids)}) is the result")
 
 
 @card(
@@ -276,12 +269,10 @@ def _topk_rules(call: Call) -> None:
     source, values, n = call.tensors["src"], call.tensors["val_dst"], call.args["n"]
     k = per_partition(values)
     if source.shape[0] % 16:
-        actual = f"has {source.shape[0]} partitions"
-        call.refuse(ShapeMismatch, "src", actual, "a multiple of 16 is needed")
+        call.refuse(ShapeMismatch, "src", f"has {source.shape[0]} partitions", "a multiple of 16 is needed")
     if not 8 <= n < 65536 or per_partition(source) < -(-n // 16):
-        actual = f"is {n} with {per_partition(source)} elements per partition"
         allowed = "8 to 65535 that fit 16 partitions are allowed"
-        call.refuse(WrongArgument, "n", actual, allowed)
+        call.refuse(WrongArgument, "n", f"is {n} with {per_partition(source)} elements per partition", allowed)
     if not 1 <= k < 32768 or k > n:
         call.refuse(TileTooLarge, "val_dst", f"has {k} elements", f"1 to {min(n, 32767)} results")
 

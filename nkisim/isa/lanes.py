@@ -79,8 +79,7 @@ def commands(*allowed: reduce_cmd) -> Rule:
 
     def rule(call: Call) -> None:
         if call.args["reduce_cmd"] not in allowed:
-            actual = f"is {call.args['reduce_cmd']}"
             options = ", ".join(c.name for c in allowed)
-            call.refuse(WrongArgument, "reduce_cmd", actual, f"it can be {options}")
+            call.refuse(WrongArgument, "reduce_cmd", f"is {call.args['reduce_cmd']}", f"it can be {options}")
 
     return rule

@@ -47,9 +47,8 @@ def _scales(call: Call, name: str, rows: int, columns: int) -> None:
     """Check the shape of scales."""
     scale = call.tensors[name]
     if scale.shape[0] not in ((4, 32) if rows == 32 else (rows,)) or per_partition(scale) != columns:
-        actual = f"has shape {scale.shape}"
         allowed = f"{rows} partitions have {columns} scales each on the first four partitions of every 32"
-        call.refuse(ShapeMismatch, name, actual, allowed)
+        call.refuse(ShapeMismatch, name, f"has shape {scale.shape}", allowed)
 
 
 def _quadrants(call: Call, name: str) -> int:

@@ -146,13 +146,11 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
     space, reach = tensor.buffer.value, REACH[call.engine]
     if space not in operand.spaces or space not in reach:
         allowed = ", ".join(sorted(operand.spaces & reach))
-        actual = f"is in {space}"
-        call.refuse(WrongSpace, operand.name, actual, f"{call.engine} takes it from {allowed}")
+        call.refuse(WrongSpace, operand.name, f"is in {space}", f"{call.engine} takes it from {allowed}")
     # OCP's e4m3 came with NeuronCore-v4, in the places of the older one
     newer = tensor.dtype == "float8_e4m3fn" and "float8_e4m3" in operand.dtypes and call.core.geometry.generation > 3
     if tensor.dtype not in operand.dtypes and not newer:
-        allowed = f"it can be {', '.join(sorted(operand.dtypes))}"
-        call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", allowed)
+        call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", f"it can be {', '.join(sorted(operand.dtypes))}")
     if tensor.offset and call.engine != "dma" and tensor._on_chip:
         start = tensor.offset // tensor._row() + tensor._storage.info.start_partition
         if start:
@@ -162,5 +160,4 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
         allowed = f"an engine walks {MOST_DIMS} dimensions with steps up to {MOST_STRIDE} elements"
         call.refuse(IllegalView, operand.name, beyond, allowed)
     if operand.column and tensor.size != tensor.shape[0]:
-        actual = f"has shape {tensor.shape}"
-        call.refuse(ShapeMismatch, operand.name, actual, "one element per partition is needed")
+        call.refuse(ShapeMismatch, operand.name, f"has shape {tensor.shape}", "one element per partition is needed")

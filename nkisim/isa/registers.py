@@ -57,8 +57,7 @@ def _register(value: object, op: str, operand: str) -> None:
 
 def _one_element(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if tensor.__class__ is not NkiTensor or tensor.size != 1:
-        actual = f"is {tensor!r:.60}"
-        call.refuse(ShapeMismatch, operand, actual, "a tensor with exactly one element is needed")
+        call.refuse(ShapeMismatch, operand, f"is {tensor!r:.60}", "a tensor with exactly one element is needed")
     if tensor.buffer.value not in DMA:
         call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", "HBM or SBUF is needed")
     if tensor._dynamic is not None:

@@ -109,8 +109,7 @@ def _seeded(call: Call, results: Results) -> Results:
 
 def _one(call: Call) -> None:
     if call.tensors["src_seeds"].size != 1:
-        actual = f"has shape {call.tensors['src_seeds'].shape}"
-        call.refuse(ShapeMismatch, "src_seeds", actual, "[1, 1] is needed")
+        call.refuse(ShapeMismatch, "src_seeds", f"has shape {call.tensors['src_seeds'].shape}", "[1, 1] is needed")
 
 
 @card(

@@ -80,9 +80,8 @@ def same_elements(*names: str) -> Rule:
             elif tensor.shape != first.shape:
                 partitions(call)
                 if tensor.size != first.size:
-                    actual = f"has {per_partition(tensor)} elements per partition"
                     allowed = f"{names[0]} has {per_partition(first)}"
-                    call.refuse(ShapeMismatch, name, actual, allowed)
+                    call.refuse(ShapeMismatch, name, f"has {per_partition(tensor)} elements per partition", allowed)
 
     return rule
 
@@ -94,8 +93,7 @@ def same_dtype(*names: str) -> Rule:
         present = [(n, call.tensors[n].dtype) for n in names if n in call.tensors]
         for name, dtype in present[1:]:
             if dtype != present[0][1]:
-                allowed = f"{present[0][0]} is {present[0][1]} and they must agree"
-                call.refuse(WrongDtype, name, f"is {dtype}", allowed)
+                call.refuse(WrongDtype, name, f"is {dtype}", f"{present[0][0]} is {present[0][1]} and they must agree")
 
     return rule
 
@@ -134,8 +132,7 @@ def rank(name: str, maximum: int) -> Rule:
     def rule(call: Call) -> None:
         tensor = call.tensors.get(name)
         if tensor is not None and tensor.ndim > maximum:
-            actual = f"has {tensor.ndim} dimensions"
-            call.refuse(ShapeMismatch, name, actual, f"at most {maximum} are allowed")
+            call.refuse(ShapeMismatch, name, f"has {tensor.ndim} dimensions", f"at most {maximum} are allowed")
 
     return rule
 
@@ -154,8 +151,7 @@ def operator(name: str, allowed: Iterable[str], optional: bool = False) -> Rule:
         if op.name not in names and not gap and not (newer and NEWER.get(op.name) in names):
             if op.name in NEWER and not newer:
                 raise NeedsNewerCore(f"{call.card.op} with nl.{op.name}")
-            actual = f"is nl.{op.name}"
-            call.refuse(WrongOperator, name, actual, f"it can be {', '.join(sorted(names))}")
+            call.refuse(WrongOperator, name, f"is nl.{op.name}", f"it can be {', '.join(sorted(names))}")
         call.args[name] = op
 
     return rule

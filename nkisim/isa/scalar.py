@@ -26,8 +26,7 @@ def reduction(call: Call) -> None:
     """A command that reduces has an operator."""
     command = call.args["reduce_cmd"]
     if command in (reduce_cmd.reduce, reduce_cmd.reset_reduce) and call.args["reduce_op"] is None:
-        actual = f"is None with reduce_cmd.{command.name}"
-        call.refuse(WrongArgument, "reduce_op", actual, "nl.add is needed")
+        call.refuse(WrongArgument, "reduce_op", f"is None with reduce_cmd.{command.name}", "nl.add is needed")
 
 
 def _finish(call: Call, results: Results) -> Results:

@@ -49,8 +49,7 @@ def bn_stats(dst: Target, data: Array, name: str | None = None) -> Array:
 def _triples(call: Call) -> None:
     data = call.tensors["data"]
     if data.size // data.shape[0] % 3:
-        actual = f"has shape {data.shape}"
-        call.refuse(ShapeMismatch, "data", actual, "triples (count, mean, variance * count)")
+        call.refuse(ShapeMismatch, "data", f"has shape {data.shape}", "triples (count, mean, variance * count)")
 
 
 @card(

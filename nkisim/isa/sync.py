@@ -38,8 +38,7 @@ _BARRIER = Card("core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DM
 
 def _two_cores(core: Core, op: str) -> None:
     if core.programs != 2:
-        actual = f"ran on a launch of {core.programs} core"
-        raise BadLaunch(op, None, actual, "launch the kernel as kernel[2]")
+        raise BadLaunch(op, None, f"ran on a launch of {core.programs} core", "launch the kernel as kernel[2]")
 
 
 def partners(core: Core) -> tuple[int, int]:
@@ -69,8 +68,7 @@ def sendrecv(
     answer = core.meeting.meet(core.number, Wait(key, partners(core), text, (values, src)))
     received, sender = answer[partners(core)[int(recv_from_rank)]]
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
-        actual = f"is {dst.dtype} {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", actual, f"{sender.dtype} {sender.shape} arrives")
+        call.refuse(ShapeMismatch, "dst", f"is {dst.dtype} {dst.shape}", f"{sender.dtype} {sender.shape} arrives")
     access.write(core, dst, received, call.who("dst"), together=True)
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 

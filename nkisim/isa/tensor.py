@@ -58,8 +58,7 @@ def _double(call: Call) -> bool:
         if tensor.dtype not in _FP8:
             call.refuse(WrongDtype, name, f"is {tensor.dtype}", "double_row takes fp8 tiles")
         if tensor.ndim < 3 or tensor.shape[1] != 2:
-            actual = f"has shape {tensor.shape}"
-            call.refuse(ShapeMismatch, name, actual, "double_row takes [K, 2, columns]")
+            call.refuse(ShapeMismatch, name, f"has shape {tensor.shape}", "double_row takes [K, 2, columns]")
     if call.args["is_transpose"]:
         call.refuse(WrongArgument, "is_transpose", "is set with double_row", "use one of them")
     return True
@@ -72,8 +71,7 @@ def _shapes(call: Call) -> None:
     k, m = stationary.shape[0], per_partition(stationary) // double
     n = per_partition(moving) // double
     if moving.shape[0] != k:
-        actual = f"has {moving.shape[0]} partitions"
-        call.refuse(ShapeMismatch, "moving", actual, f"stationary contracts over {k}")
+        call.refuse(ShapeMismatch, "moving", f"has {moving.shape[0]} partitions", f"stationary contracts over {k}")
     geometry = call.core.geometry
     for name, size, capacity in (("stationary", k, rows), ("stationary", m, columns)):
         if size > capacity:
@@ -82,8 +80,7 @@ def _shapes(call: Call) -> None:
         allowed = f"at most {geometry.gemm_moving_fmax} columns fit one PSUM bank"
         call.refuse(TileTooLarge, "moving", f"has {n} columns", allowed)
     if dst.shape[0] != m or per_partition(dst) != n:
-        actual = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", actual, f"the product is ({m}, {n})")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"the product is ({m}, {n})")
 
 
 def one_bank(call: Call) -> None:
@@ -106,9 +103,8 @@ def _tile(call: Call) -> tuple[int, int]:
         call.refuse(WrongArgument, "tile_position and tile_size", actual, "both are pairs or unset")
     for start, step in zip(position, size, strict=False):
         if step not in (32, 64, full) or start % step or start + step > full:
-            actual = f"are {position} and {size}"
             allowed = f"sizes are 32, 64 or {full} and positions multiples of them"
-            call.refuse(WrongArgument, "tile_position and tile_size", actual, allowed)
+            call.refuse(WrongArgument, "tile_position and tile_size", f"are {position} and {size}", allowed)
     if size[1] != full and call.args["perf_mode"] is matmul_perf_mode.double_row:
         call.refuse(WrongArgument, "tile_size", f"is {size}", "double_row uses all columns")
     return size[0], size[1]
@@ -129,11 +125,9 @@ def _transpose(call: Call) -> None:
         call.refuse(WrongArgument, "accumulate", "is True for a transpose", "leave it out")
     stationary, moving = call.tensors["stationary"], call.tensors["moving"]
     if stationary.dtype in _FP8:
-        why = "fp8 transposes write 16-bit elements; nc_transpose has them"
-        raise NotSimulated("nc_matmul", "is_transpose", why)
+        raise NotSimulated("nc_matmul", "is_transpose", "fp8 transposes write 16-bit elements; nc_transpose has them")
     if moving.dtype != stationary.dtype:
-        actual = f"is {moving.dtype}"
-        call.refuse(WrongDtype, "moving", actual, f"the identity has the data's {stationary.dtype}")
+        call.refuse(WrongDtype, "moving", f"is {moving.dtype}", f"the identity has the data's {stationary.dtype}")
 
 
 def _identity(call: Call) -> None:
@@ -270,19 +264,16 @@ def _transpose_rules(call: Call) -> None:
         call.refuse(WrongDtype, "dst", f"is {dst.dtype}", f"a transpose keeps {data.dtype}")
     rows, columns = data.shape[0], per_partition(data)
     if dst.shape[0] != columns or per_partition(dst) != rows:
-        actual = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", actual, f"the transpose is ({columns}, {rows})")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"the transpose is ({columns}, {rows})")
     limit = 128 if call.engine == "tensor" else 32
     if rows > limit or columns > limit:
-        actual = f"is {rows} x {columns}"
-        call.refuse(TileTooLarge, "data", actual, f"{call.engine} transposes {limit} x {limit}")
+        call.refuse(TileTooLarge, "data", f"is {rows} x {columns}", f"{call.engine} transposes {limit} x {limit}")
     if call.engine == "tensor":
         if dst.buffer.value != "psum" or data.buffer.value != "sbuf":
             actual = f"go from {data.buffer.value} to {dst.buffer.value}"
             call.refuse(WrongSpace, "data and dst", actual, "tensor transposes SBUF to PSUM")
         if data.dtype not in _MATMUL:
-            actual = f"is tensor for {data.dtype}"
-            call.refuse(WrongEngine, "engine", actual, "the Tensor Engine reads floats")
+            call.refuse(WrongEngine, "engine", f"is tensor for {data.dtype}", "the Tensor Engine reads floats")
 
 
 def _transpose_bank(call: Call) -> None:

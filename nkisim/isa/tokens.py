@@ -45,8 +45,7 @@ def _signature(parameters: str) -> inspect.Signature:
     for item in parameters.split():
         name, _, default = item.partition("=")
         value = {"": inspect.Parameter.empty, "None": None, "False": False}[default]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        result.append(inspect.Parameter(name, kind, default=value))
+        result.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value))
     return inspect.Signature(result)
 
 

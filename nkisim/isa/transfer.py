@@ -37,8 +37,7 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         if tensor.__class__ is not NkiTensor:
             call.refuse(WrongArgument, operand.name, f"is {tensor!r:.60}", "a tensor is needed")
         if tensor.buffer.value not in DMA:
-            actual = f"is in {tensor.buffer.value}"
-            call.refuse(WrongSpace, operand.name, actual, "DMA moves between HBM and SBUF only")
+            call.refuse(WrongSpace, operand.name, f"is in {tensor.buffer.value}", "DMA moves between HBM and SBUF only")
         if tensor.dtype in WIDE and card.op != "dma_copy":
             call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", "dma_copy moves 64 bits, nothing computes them")
         tensor._judge()

@@ -64,8 +64,7 @@ def _tensor_tensor_rules(call: Call) -> None:
     if op.name == "power" and call.engine != "gpsimd":
         call.refuse(WrongEngine, "engine", f"is {call.engine} for nl.power", "power runs on gpsimd")
     if op.kind == "bitvec" and call.engine == "gpsimd":
-        actual = f"is gpsimd for nl.{op.name}"
-        call.refuse(WrongEngine, "engine", actual, "bitvec operators run on vector")
+        call.refuse(WrongEngine, "engine", f"is gpsimd for nl.{op.name}", "bitvec operators run on vector")
 
 
 def _tensor_tensor_math(call: Call) -> str:
@@ -125,19 +124,16 @@ def _tensor_scalar_operand(call: Call, operand: str, op: Op) -> None:
     value = call.args[operand]
     if op.arity == 1:
         if value is not None and not (np.isscalar(value) and value == 0):
-            actual = f"is {value!r} for the unary nl.{op.name}"
-            call.refuse(WrongArgument, operand, actual, "leave it None")
+            call.refuse(WrongArgument, operand, f"is {value!r} for the unary nl.{op.name}", "leave it None")
         return
     if value is None:
         call.refuse(WrongArgument, operand, "is missing", f"nl.{op.name} takes two operands")
     tensor = call.tensors.get(operand)
     if op.kind == "bitvec":
         if tensor is None and not isinstance(value, (int, np.integer)):
-            actual = f"is {value!r} for nl.{op.name}"
-            call.refuse(WrongArgument, operand, actual, "bitvec operands are integers")
+            call.refuse(WrongArgument, operand, f"is {value!r} for nl.{op.name}", "bitvec operands are integers")
     elif tensor is not None and tensor.dtype != "float32" and not _all_words(call):
-        actual = f"is {tensor.dtype}"
-        call.refuse(WrongDtype, operand, actual, "arithmetic column operands are float32")
+        call.refuse(WrongDtype, operand, f"is {tensor.dtype}", "arithmetic column operands are float32")
 
 
 def _tensor_scalar_engine_rules(call: Call) -> None:
@@ -253,8 +249,7 @@ def _reduce_rules(call: Call) -> None:
     data, dst, op = call.tensors["data"], call.tensors["dst"], call.args["op"]
     remaining = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
     if dst.shape[0] != data.shape[0] or per_partition(dst) != remaining:
-        actual = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", actual, f"{(data.shape[0], remaining)} elements remain")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"{(data.shape[0], remaining)} elements remain")
     if call.args["negate"] and op.kind == "bitvec":
         call.refuse(WrongArgument, "negate", f"is set for nl.{op.name}", "it needs arithmetic")
 

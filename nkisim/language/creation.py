@@ -28,8 +28,7 @@ def _dtype(dtype: object, op: str) -> str:
     try:
         named = name_of(dtype)
     except (KeyError, TypeError):
-        allowed = f"it can be {', '.join(INFO)}"
-        raise WrongDtype(op, "dtype", f"is {dtype!r}", allowed) from None
+        raise WrongDtype(op, "dtype", f"is {dtype!r}", f"it can be {', '.join(INFO)}") from None
     if named in WIDE:
         since(op, "0.6 has 32 bits", f"dtype {named}")
     return named
@@ -71,8 +70,7 @@ def ndarray(
 def _region(buffer: object) -> MemoryRegion:
     if isinstance(buffer, MemoryRegion):
         return buffer
-    actual = f"is {buffer!r}"
-    raise WrongArgument("ndarray", "buffer", actual, "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
+    raise WrongArgument("ndarray", "buffer", f"is {buffer!r}", "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
 
 
 def full(

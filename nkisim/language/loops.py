@@ -96,9 +96,8 @@ def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
         condition = init
         while True:
             if not isinstance(condition, VirtualRegister):
-                actual = f"is {condition!r:.60}"
                 allowed = "start from a register and return the next one from the body"
-                raise LoopMisuse("while_loop", "condition", actual, allowed)
+                raise LoopMisuse("while_loop", "condition", f"is {condition!r:.60}", allowed)
             if condition.value("while_loop") == 0:
                 return
             condition = body_fun(condition)

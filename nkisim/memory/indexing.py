@@ -123,8 +123,7 @@ def _fill(keys: list[object], rank: int) -> list[object]:
 
 def _integer(index: int, size: int, dim: int) -> int:
     if not -size <= index < size:
-        actual = f"is index {index}"
-        raise OutOfRange("subscript", f"dim {dim}", actual, f"the size is {size}")
+        raise OutOfRange("subscript", f"dim {dim}", f"is index {index}", f"the size is {size}")
     return index % size
 
 
@@ -154,9 +153,8 @@ def _dynamic(
     dim, size, stride = where
     source, count = (item.start, item.size) if isinstance(item, DynamicSlice) else (item, 1)
     if not (hasattr(source, "_storage") or isinstance(source, VirtualRegister | NkiScalar)):
-        actual = f"is {type(item).__name__}"
         allowed = "int, slice, ..., nl.ds, a register, a scalar or a one-element tensor index a tensor"
-        raise IllegalView("subscript", f"dim {dim}", actual, allowed)
+        raise IllegalView("subscript", f"dim {dim}", f"is {type(item).__name__}", allowed)
     if pending is not None:
         raise IllegalView(
             "subscript", f"dim {dim}", "is a second run-time index", "one run-time index is allowed per tensor"

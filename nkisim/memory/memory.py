@@ -62,9 +62,8 @@ class SharedMemory:
             self.hbm_used += count * INFO[request.dtype].itemsize
             used = self.hbm_used
         if used > self.geometry.hbm_bytes:
-            actual = f"brings HBM to {used} B"
             allowed = f"one stack has {self.geometry.hbm_bytes} B"
-            raise HbmFull("ndarray", request.name or "tensor", actual, allowed)
+            raise HbmFull("ndarray", request.name or "tensor", f"brings HBM to {used} B", allowed)
         info = Allocation(
             next(self.numbers),
             request.name or "hbm",
@@ -135,8 +134,7 @@ class CoreMemory:
         if not name:
             return
         if name in self.names:
-            allowed = "explicit names are unique on a core"
-            raise DuplicateName("ndarray", f"name {name!r}", "is used twice", allowed)
+            raise DuplicateName("ndarray", f"name {name!r}", "is used twice", "explicit names are unique on a core")
         self.names.add(name)
 
     def _shared(self, request: Request) -> Storage:
@@ -152,9 +150,8 @@ class CoreMemory:
         geometry, policy = self.shared.geometry, self.shared.policy
         partitions = request.shape[0]
         if partitions > geometry.partitions:
-            actual = f"has {partitions} partitions"
             allowed = f"on-chip memory has {geometry.partitions}"
-            raise TooManyPartitions("ndarray", request.name or "tensor", actual, allowed)
+            raise TooManyPartitions("ndarray", request.name or "tensor", f"has {partitions} partitions", allowed)
         free = int(np.prod(request.shape[1:], dtype=np.int64))
         size = free * INFO[request.dtype].itemsize
         self._check_size(request, size)
@@ -192,9 +189,8 @@ class CoreMemory:
         limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
         if size > limit:
             law = PsumFull if psum else SbufFull
-            actual = f"takes {size} B per partition"
             allowed = f"{request.space} has {limit} B per partition"
-            raise law("ndarray", request.name or "tensor", actual, allowed)
+            raise law("ndarray", request.name or "tensor", f"takes {size} B per partition", allowed)
 
     def _at_address(self, request: Request, info: Allocation, width: int) -> Storage:
         """Place at an explicit (partition, byte) address; no byte changes until somebody writes."""
@@ -296,6 +292,5 @@ def check_start(start: int, count: int, geometry: Geometry, who: tuple[str, str]
         return
     step = quadrant if count <= quadrant else (2 * quadrant if count <= 2 * quadrant else total)
     if start % step or start + count > total or start < 0:
-        actual = f"covers partitions [{start}, {start + count})"
         allowed = f"{count} partitions may start at a multiple of {step} below {total}"
-        raise StartPartition(who[0], who[1], actual, allowed)
+        raise StartPartition(who[0], who[1], f"covers partitions [{start}, {start + count})", allowed)

@@ -64,9 +64,8 @@ def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> OutOfRange | 
         rows = start + layout.shape[0]
         last = views.last_element(Layout(layout.shape[1:], layout.strides[1:], count))
         if rows > room.partitions or last >= room.row:
-            actual = f"reaches partition {rows - 1}, element {last}"
             allowed = f"the tensor has {room.partitions} partitions of {room.row} elements"
-            return OutOfRange("ap", "pattern", actual, allowed)
+            return OutOfRange("ap", "pattern", f"reaches partition {rows - 1}, element {last}", allowed)
     elif not (dynamic and dynamic.vector) and views.last_element(layout) >= room.row:
         actual = f"reaches element {views.last_element(layout)}"
         return OutOfRange("ap", "pattern", actual, f"the tensor has {room.row} elements")
@@ -103,9 +102,8 @@ def rearrange(layout: Layout, patterns: tuple[Names, Names], sizes: Mapping[str,
     """Split, reorder and merge dimensions by name."""
     source, target = (_groups(p) for p in patterns)
     if len(source) != len(layout.shape):
-        actual = f"names {len(source)} dimensions"
         allowed = f"the tensor has {len(layout.shape)}"
-        raise IllegalView("rearrange", "src_pattern", actual, allowed)
+        raise IllegalView("rearrange", "src_pattern", f"names {len(source)} dimensions", allowed)
     order = [name for group in source for name in group]
     wanted = [name for group in target for name in group]
     if sorted(order) != sorted(wanted) or len(set(order)) != len(order):

@@ -236,8 +236,7 @@ class NkiTensor(NoOperators):
         """Take one row of HBM per entry of an SBUF (n, 1) tensor."""
         if self._on_chip or dim != 0:
             where = f"dim {dim} of a tensor in {self.buffer.value}"
-            allowed = "rows of HBM are selected at dim 0"
-            raise IllegalView("vector_select", where, "is selected", allowed)
+            raise IllegalView("vector_select", where, "is selected", "rows of HBM are selected at dim 0")
         if self._dynamic is not None:
             self._refuse_dynamic("vector_select")
         count = vector_offset.shape[0]

@@ -75,8 +75,7 @@ def broadcast(layout: Layout, dim: int, size: int, on_chip: bool) -> Layout:
     dim = axis(layout, dim, "broadcast")
     not_partition(dim, on_chip, "broadcast")
     if layout.shape[dim] != 1:
-        actual = f"has size {layout.shape[dim]}"
-        raise IllegalView("broadcast", f"dim {dim}", actual, "only size 1 can be broadcast")
+        raise IllegalView("broadcast", f"dim {dim}", f"has size {layout.shape[dim]}", "only size 1 can be broadcast")
     return replace(layout, dim, (size,), (0,))
 
 
@@ -105,8 +104,7 @@ def squeeze(layout: Layout, dim: int, on_chip: bool) -> Layout:
     dim = axis(layout, dim, "squeeze_dim")
     not_partition(dim, on_chip, "squeeze_dim")
     if layout.shape[dim] != 1:
-        actual = f"has size {layout.shape[dim]}"
-        raise IllegalView("squeeze_dim", f"dim {dim}", actual, "only size 1 can be removed")
+        raise IllegalView("squeeze_dim", f"dim {dim}", f"has size {layout.shape[dim]}", "only size 1 can be removed")
     return replace(layout, dim, (), ())
 
 
