@@ -60,7 +60,8 @@ check: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	PYTHONPATH=nkisim/src $(VENV)/bin/lint-imports
+	cd nkisim && ../$(VENV)/bin/mypy && PYTHONPATH=src:. ../$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.budgets
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from model.errors import UserError
-from model.strict import Length, Range, Wrong, read
+from model.strict import Length, Range, ValidationError, read
 
 C = TypeVar("C")
 
@@ -107,7 +107,7 @@ def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) 
         known.setdefault("head_dim", hidden // heads)
     try:
         return read(cls, known)
-    except Wrong as error:
+    except ValidationError as error:
         raise UserError(f"{where}: {error}; give the folder of a complete {what}") from error
 
 

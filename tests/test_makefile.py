@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -46,3 +47,10 @@ def test_the_device_s_serving_environment_has_the_extras_of_the_package() -> Non
         ["-e", "./nkisim", "-e", ".[serve]"],
         ["install", "-q", "--index-url", "https://pip.repos.neuron.amazonaws.com", *extras["nrtpy"]],
     ]
+
+
+def test_the_project_requires_the_version_of_nkisim_in_the_tree() -> None:
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    package = (ROOT / "nkisim/src/nkisim/__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"$', package, re.M)
+    assert f"nkisim=={version}" in requirements

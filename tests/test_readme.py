@@ -15,8 +15,8 @@ from compile.spec import parse
 from model.config import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = ("README.md", "nkisim/README.md", "nki_kernels/README.md", "deploy/README.md", "demo/README.md")
-PAGES = [*(ROOT / name for name in READMES), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("nkisim/docs/*.md"))]
+READMES = ("README.md", "nki_kernels/README.md", "deploy/README.md", "demo/README.md")
+PAGES = [*(ROOT / name for name in READMES), *sorted(ROOT.glob("docs/*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 _COMMAND = re.compile(r"    (?:make|\.venv/bin/python -m) .*")
 _DURATION = re.compile(r"#.*\b(?:seconds?|minutes?|hours)\b")

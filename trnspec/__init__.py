@@ -42,7 +42,8 @@ def shadowed() -> str:
     for name in ("model", "compile", "nki_kernels", "nkisim", "serve"):
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
-        if origin != _ROOT / name / "__init__.py":
+        # nkisim has a src layout in a checkout
+        if origin not in (_ROOT / name / "__init__.py", _ROOT / name / "src" / name / "__init__.py"):
             return (
                 f"Python finds the package {name!r} at {origin}, and trnspec needs the one in {_ROOT}; "
                 "start from a different folder, or take the other one off PYTHONPATH"

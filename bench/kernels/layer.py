@@ -1,4 +1,4 @@
-"""The cases of the fused decode kernels: the halves of a layer of the drafts and of the target, per rank."""
+"""Cases of the fused decode kernels and of prefill's products, for a rank of the drafts and of the target."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ CONFIGS = PRESETS | {
         PRESETS["Qwen/Qwen3-32B"], num_hidden_layers=5, num_attention_heads=32, intermediate_size=9728
     )
 }
-# slots of a cache: the context that the sample deployment allows, and longer ones
+# positions of a cache: the context of the sample deployment, and longer ones
 SLOTS = 1024
 LENGTHS = (SLOTS, 4096, 8192, 32768)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of a layer of a model, and the rows that a pass brings: B sequences of N."""
+    """A model's layer on one of `tp` ranks, and the rows of a pass: B sequences of N."""
 
     model: str
     tp: int
@@ -44,7 +44,7 @@ class Shard:
 
     @property
     def config(self) -> Qwen3Config:
-        """The whole model."""
+        """The configuration of the full model."""
         return CONFIGS[f"Qwen/Qwen3-{self.model}"]
 
     @property
@@ -64,10 +64,10 @@ class Shard:
 
 
 def packed(depth: int, features: int, blocks_of: int = 1) -> Any:
-    """A random packed weight of `features` outputs; its numbers keep the size of its operand."""
+    """A random packed weight of `features` outputs; its product has the scale of its operand."""
     width = block_width(features, BANK // blocks_of)
-    drawn = normal((features // width, depth, blocks_of * width), BF16)
-    return (drawn * depth**-0.5).astype(drawn.dtype)
+    weight = normal((features // width, depth, blocks_of * width), BF16)
+    return (weight * depth**-0.5).astype(weight.dtype)
 
 
 def mlp_arguments(shard: Shard) -> tuple[Any, ...]:
@@ -85,13 +85,13 @@ def mlp_case(shard: Shard, lnc: int = 1) -> Case:
 
 
 def attention_dims(shard: Shard, slots: int = SLOTS) -> AttentionDims:
-    """The rank's heads over a cache of so many slots."""
+    """The rank's heads over a cache of `slots` positions."""
     heads, dim = shard.heads, shard.config.head_dim
     return AttentionDims(shard.batch, heads.heads_per_rank, heads.kv_per_rank, shard.candidates, slots, dim, BF16)
 
 
 def attention_arguments(shard: Shard, slots: int = SLOTS) -> tuple[Any, ...]:
-    """Arguments of decode_attention_kernel; the rows are at the end of the cache, whose blocks are shuffled."""
+    """Arguments of decode_attention_kernel: rows at the end of the sequences, pages in random order."""
     d, hidden = attention_dims(shard, slots), shard.config.hidden_size
     q, k = (normal((heads * d.dim, hidden), BF16) for heads in (d.heads, d.kv_heads))
     qkv = pack_qkv(q, k, k, d.dim)
@@ -107,7 +107,6 @@ def attention_arguments(shard: Shard, slots: int = SLOTS) -> tuple[Any, ...]:
 def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:
     """The attention half of a shard's layer."""
     cost = partial(roofline.decode_attention, attention_dims(shard, slots), shard.config.hidden_size)
-
     arguments = partial(attention_arguments, shard, slots)
     return Case(f"{shard.name}-S{slots}", decode_attention_kernel, arguments, cost, lnc)
 
@@ -121,7 +120,7 @@ def layers_arguments(shard: Shard, count: int, groups: Any, slots: int) -> tuple
 
 
 def layers_case(shard: Shard, count: int, lnc: int = 2, summed: bool = True, slots: int = SLOTS) -> Case:
-    """`count` layers in one launch, with the sums over the shard's ranks or without them."""
+    """`count` layers in one launch, with or without the all-reduces of the shard's ranks."""
     inner = shard.config.intermediate_size // shard.tp
     cost = partial(roofline.decode_layers, attention_dims(shard, slots), shard.config.hidden_size, inner, count)
     groups, name = (tuple(range(shard.tp)),) if summed else None, f"{shard.name}-S{slots}-L{count}"
@@ -134,20 +133,18 @@ DRAFTS = tuple(Shard(model, tp, batch, 1) for model in ("1.7B", "0.6B") for tp i
 TARGET = Shard("32B", 32, 4, 8)
 ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
 
-# rows of a prompt's chunk
+# rows of a prefill chunk
 CHUNKS = (128, 512, 2048)
-# the presets' longest rows: a whole model on one rank, and the target on the fewest that hold it
+# largest shards of the presets: 8B at tp 1, 32B at tp 4
 LONG_ROWS = (Shard("8B", 1, 4, 8), Shard("32B", 4, 4, 8))
 
 
 def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
-    """A prompt's products of a shard's layer: the MLP half, queries with keys and values, the output projection."""
+    """Prefill's products of a shard's layer: the MLP half, QKV, the output projection."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
     d, name = attention_dims(shard), f"{shard.model}-tp{shard.tp}-C{rows}"
     width, heads = (d.heads + 2 * d.kv_heads) * d.dim, d.heads * d.dim
-
-    def mlp() -> tuple[Any, ...]:
-        return normal((rows, hidden), BF16), normal((hidden,), BF16), packed(hidden, inner, 2), packed(inner, hidden)
+    mlp = partial(mlp_arguments, replace(shard, batch=1, candidates=rows))
 
     def qkv() -> tuple[Any, ...]:
         q, k = (normal((of * d.dim, hidden), BF16) for of in (d.heads, d.kv_heads))
@@ -165,7 +162,7 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
 
 
 def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
-    """The head of a pass: the logits of a rank's ids."""
+    """The head of a pass: logits of a rank's vocabulary shard."""
 
     def arguments() -> tuple[Any, ...]:
         return normal((rows, hidden), BF16), pack_head(normal((ids, hidden), BF16))
@@ -182,7 +179,7 @@ PROMPT_PRODUCTS = (
     *(case for shard in LONG_ROWS for case in prompt_cases(shard, 2048, lnc=2)),
 )
 
-# layers of a launch: of the target up to 16, of a draft up to all; `-alone`: without sums over ranks
+# layers of a launch: up to 16 of the target, all of a draft; `-alone`: without all-reduces
 DRAFTS_ON_TWO = (Shard("1.7B", 32, 4, 1), Shard("0.6B", 32, 4, 1))
 FEW_LAYERS = (
     *(layers_case(shard, count) for shard in (TARGET, *DRAFTS_ON_TWO) for count in (1, 2)),

@@ -1,4 +1,4 @@
-"""Accepted drafts by position: published and assumed records for Qwen3-32B, and tables of files."""
+"""Accepted drafts by position: published and assumed records for Qwen3-32B, and tables from files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _EXPECTED = '{"tables": [{"name", "draft", "unconditional"}]} as bench.tune.trac
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Acceptance of a drafter on a workload: `shares[i]` of all steps accept draft i + 1 and all before it.
+    """Acceptance of a drafter on a workload: `shares[i]` of all steps accept the first i + 1 drafts.
 
-    `drafter` is "" where any fits. Where tokens a step are known at one k only, `only_k` is that k.
+    `drafter` is "" for any drafter. If tokens per step are known at a single k, `only_k` is this k.
     """
 
     workload: str
@@ -29,13 +29,13 @@ class Acceptance:
     only_k: int = 0
 
     def tokens(self, k: int) -> float:
-        """Expected tokens of a step with k drafts; past the last share each draft is accepted at the mean rate."""
+        """Expected tokens per step with k drafts; beyond the last share each draft is accepted at the mean rate."""
         more = range(1, k - len(self.shares) + 1)
         return 1.0 + sum(self.shares[:k]) + sum(self.shares[-1] * self.rate**i for i in more)
 
     @property
     def rate(self) -> float:
-        """The rate, the same at every position, that gives as many tokens a step, by bisection."""
+        """The acceptance rate, constant over positions, that gives as many tokens per step; by bisection."""
         low, high = 0.0, 1.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -50,12 +50,12 @@ def at_rate(rate: float, workload: str = "") -> Acceptance:
 
 
 def from_tokens(workload: str, drafter: str, tokens: Sequence[float], source: str) -> Acceptance:
-    """From tokens a step at k = 1, 2, ...: the share of a draft is what it adds."""
+    """From tokens per step at k = 1, 2, ...: a draft's share is the difference to k - 1."""
     return Acceptance(workload, drafter, tuple(b - a for a, b in pairwise((1.0, *tokens))), source)
 
 
 def from_one(workload: str, drafter: str, k: int, tokens: float, source: str, assumed: bool = True) -> Acceptance:
-    """From tokens a step at one k."""
+    """From tokens per step at one k."""
     return Acceptance(workload, drafter, ((tokens - 1) / k,) * k, source, assumed, only_k=k)
 
 
@@ -82,7 +82,7 @@ KNOWN = (
 
 
 def read(path: Path, drafter: str | None = None) -> list[Acceptance]:
-    """The tables of a file, as those of `drafter` if it is given; UserError for any other file."""
+    """Read the tables of a file, for `drafter` if it is given; UserError for a file of another form."""
     try:
         file = json.loads(path.read_text(encoding="utf-8"))
         return [_table(table, path.name, drafter) for table in file["tables"] if table["unconditional"]]

@@ -15,25 +15,25 @@ Row = dict[str, Any]
 
 
 def ms_per_token(setup: Setup, acceptance: Acceptance, k: int, end: str = "nominal") -> float:
-    """Of one sequence of the batch."""
+    """Expected milliseconds per token of one sequence of the batch."""
     return step_us(setup, k, end) / acceptance.tokens(k) / 1e3
 
 
 def is_known(setup: Setup, acceptance: Acceptance, k: int) -> bool:
-    """Whether a step of k fits the kernels, and its tokens are known."""
+    """Whether a step with k drafts fits the kernels, and its tokens per step are known."""
     return k <= setup.max_k and acceptance.only_k in (0, k)
 
 
 def best_k(setup: Setup, acceptance: Acceptance) -> int:
-    """The fastest k whose tokens a step are known; 0 is no speculation, and the smallest of equals is taken."""
+    """The fastest known k, the smallest of equals; 0 is no speculation."""
     known = (k for k in range(1, setup.max_k + 1) if is_known(setup, acceptance, k))
     return min((0, *known), key=lambda k: ms_per_token(setup, acceptance, k))
 
 
 def row(setup: Setup, acceptance: Acceptance, k: int | None = None) -> Row:
-    """The figures at k, by default the best one, with the band of all uncertain constants.
+    """The figures at k (default: the best), with the band of all uncertain constants.
 
-    `step` is in steps without speculation: with fewer tokens a step the drafts should be off.
+    `step` is the step's time over that of a step without speculation: with fewer tokens per step speculation loses.
     """
     k = best_k(setup, acceptance) if k is None else k
     ms = {end: ms_per_token(setup, acceptance, k, end) for end in CASES}
@@ -48,15 +48,15 @@ def row(setup: Setup, acceptance: Acceptance, k: int | None = None) -> Row:
 
 
 def choices(rows: Sequence[Row], limit_ms: float) -> list[Row]:
-    """For each workload the fastest row, and the one with most tokens per second and chip within the limit."""
-    found = []
+    """For each workload the fastest row, and the row with the highest throughput per chip within the limit."""
+    best = []
     for workload in dict.fromkeys(r["workload"] for r in rows):
         of_workload = [r for r in rows if r["workload"] == workload]
-        found.append({"goal": "least time per token"} | min(of_workload, key=lambda r: r["ms"]))
+        best.append({"goal": "lowest time per token"} | min(of_workload, key=lambda r: r["ms"]))
         if within := [r for r in of_workload if r["ms"] <= limit_ms]:
-            goal = f"most tokens per second and chip within {limit_ms:g} ms"
-            found.append({"goal": goal} | max(within, key=lambda r: r["tokens_per_second_per_chip"]))
-    return found
+            goal = f"highest tokens/s per chip within {limit_ms:g} ms"
+            best.append({"goal": goal} | max(within, key=lambda r: r["tokens_per_second_per_chip"]))
+    return best
 
 
 def ms(row: Row) -> str:
@@ -65,14 +65,14 @@ def ms(row: Row) -> str:
 
 
 def gain(row: Row) -> str:
-    """Times the target alone, with the band."""
+    """Speedup over no speculation, with its band."""
     return f"{row['gain']:.2f}x [{row['gain_low']:.2f}, {row['gain_high']:.2f}]"
 
 
 def table(rows: Iterable[Row], *first: str) -> str:
-    """A line for each row, which begins with these of its fields."""
-    heads = ["drafter", "tp", "batch", "k", "tokens a step", "step, ms (simulated), times k 0",
-             "ms per token (simulated)", "gain (simulated)", "tokens/s and chip (simulated)"]  # fmt: skip
+    """The rows as markdown; `first` are the fields of the first columns."""
+    heads = ["drafter", "tp", "batch", "k", "tokens per step", "step, ms (simulated), times k 0",
+             "ms per token (simulated)", "gain (simulated)", "tokens/s per chip (simulated)"]  # fmt: skip
     return markdown([*first, *heads], [
         [*(str(r[name]) for name in first), r["drafter"], str(r["tp"]), str(r["batch"]),
          str(r["k"]) if r["k"] else "off", f"{r['tokens']:.2f}{' (assumed)' if r['assumed'] else ''}",

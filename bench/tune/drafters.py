@@ -1,11 +1,11 @@
 """The step of each drafter for Qwen3-32B in microseconds, all simulated.
 
-step = launch + the drafter's passes + one target pass over k + 1 rows for each sequence. A pass that samples fewer
-tokens than it has rows is billed for all rows; n-gram drafts take no pass. EAGLE-3 has the sizes of
+step = launch + drafter passes + one target pass over k + 1 rows per sequence. A pass that samples fewer tokens than it
+has rows counts sampling for all rows; n-gram drafts have no pass. EAGLE-3 has the sizes of
 RedHatAI/Qwen3-32B-speculator.eagle3: a layer like the target's with twice its inputs, `fc` over three hidden states,
 32,000 ids. DFlash has those of chutesai/Qwen3-32B-FP8-DFLASH: five layers over five hidden states, attention in three
-launches, for its rows see the whole block, and a product of queries, keys and values for each layer's context. Matrices
-outside of the layers are billed at HBM's rate, a Markov head by the exchange and the reading of all candidates.
+launches because its rows attend the full block, and a QKV product for each layer's context. Matrices outside of the
+layers take the time to read them from HBM, a Markov head the exchange and the reading of all candidates.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from bench.tune.passes import LNC
 from model.logprobs import TOP
 
 TARGET = "32B"
-# rows that the decode kernels take at most, and the numbers of rows a sequence whose passes are simulated
+# largest number of rows of the decode kernels, and rows per sequence for which passes are simulated
 MAX_ROWS, _KNOTS = 128, (1, 2, 8, 16, 32)
 MAX_K = 15
 _EAGLE3_IDS, _EAGLE3_TAPS, _DFLASH_TAPS, _MARKOV_RANK = 32000, 3, 5, 256
 _CORES_PER_CHIP = 8
-
-
 _MARKOV = "Markov"
-# the kind of each drafter, and the size of its Qwen3 if it is one
+# drafter: its kind, and the size of its Qwen3 if it is one
 DRAFTERS = {
     "chain 1.7B": ("chain", "1.7B"),
     "chain 0.6B": ("chain", "0.6B"),
@@ -48,7 +46,7 @@ _PASSES: dict[str, Callable[[int], list[int]]] = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What a build chooses, but k: a key of DRAFTERS, ranks of two cores each, sequences decoded together."""
+    """The options of a build without k: a key of DRAFTERS, ranks of two cores each, sequences."""
 
     drafter: str
     tp: int = 32
@@ -61,13 +59,13 @@ class Setup:
 
     @property
     def max_k(self) -> int:
-        """Most drafts of a step whose passes fit the decode kernels."""
+        """The largest k whose passes fit the decode kernels."""
         rows = MAX_ROWS // self.batch
         return max(k for k in range(min(MAX_K + 1, rows)) if max(pass_rows(self.drafter, k), default=0) <= rows)
 
 
 def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bool = True) -> float:
-    """A pass of a Qwen3 over `rows` rows a sequence, between simulated numbers of rows by a straight line."""
+    """A pass of a Qwen3 over `rows` rows per sequence, interpolated linearly between simulated numbers of rows."""
     knots = sorted({min(knot, MAX_ROWS // setup.batch) for knot in _KNOTS})
     above = next(n for n, knot in enumerate(knots) if knot >= rows)
     ends = knots[above - (knots[above] > rows) : above + 1]
@@ -80,7 +78,7 @@ def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bo
 
 
 def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
-    """The drafter's passes in a step of k drafts."""
+    """The drafter's passes in a step with k drafts."""
     (kind, size), rows = DRAFTERS[setup.drafter], pass_rows(setup.drafter, k)
     if kind == "dflash":
         return _dflash_us(setup, k, end, size == _MARKOV) if k else 0.0
@@ -91,13 +89,13 @@ def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 
 def pass_rows(drafter: str, k: int) -> list[int]:
-    """Rows of a sequence in each pass of a step of k drafts."""
+    """Rows per sequence in each drafter pass of a step with k drafts."""
     kind, _ = DRAFTERS[drafter]
     return _PASSES[kind](k) if k and kind in _PASSES else []
 
 
 def step_us(setup: Setup, k: int, end: str = "nominal") -> float:
-    """One step; k 0 is the target without a drafter."""
+    """One step; k 0 is no speculation."""
     return passes.launch_us(end) + draft_us(setup, k, end) + pass_us(setup, TARGET, k + 1, end)
 
 
@@ -109,12 +107,12 @@ def _eagle3_us(setup: Setup, rows: int, first: bool, end: str) -> float:
     features = wider + _EAGLE3_IDS + first * _EAGLE3_TAPS * hidden
     total = passes.layer_us(shard, end) + passes.read_us(features * hidden * BF16 / setup.tp, end)
     total += (1 + first) * passes.collective_us(setup.tp, setup.batch * rows * hidden * BF16, end)
-    # its ids are not the target's, so its noise is not either
+    # its vocabulary differs from the target's, and so does its noise
     return total + passes.sampling_us(setup.batch, shard.config.vocab_size, setup.tp, end)
 
 
 def _dflash_us(setup: Setup, k: int, end: str, markov: bool) -> float:
-    """The context of k + 1 rows, then the block."""
+    """The context pass of k + 1 rows, then the block."""
     shard = Shard(DFLASH, setup.tp, setup.batch, next(n for n in _KNOTS if n > k))
     hidden, layers = shard.config.hidden_size, shard.config.num_hidden_layers
     qkv, out = prompt_cases(shard, shard.rows, LNC)[1:]

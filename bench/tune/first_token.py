@@ -1,8 +1,8 @@
 """`python -m bench.tune.first_token`: simulated time to the first token of Qwen3-32B at tp 32, two cores a rank.
 
-Of chunks of up to 2048 rows: a layer's products, the writing of blocks, prompt attention over the keys so far and two
-all-reduces; a launch for each chunk, a head for one row. Other norms, rotations, residual additions and the drafter's
-layers are left out. The bound has the products and visible scores at the Tensor Engine's full rate.
+Chunked prefill with up to 2048 rows: a layer's products, the append of keys and values, attention over the keys so far
+and two all-reduces; one launch per chunk, the head for one row. qk-norm, RoPE, residual additions and the drafter's
+layers are not counted. The bound is the products and visible scores at the Tensor Engine's peak rate.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from bench.kernels.cases import append_case, prompt_attention_case
 from bench.kernels.layer import BF16, TARGET, attention_dims, head_case, prompt_cases
+from bench.options import command
 from bench.table import markdown
 from bench.tune import passes
 from bench.tune.passes import LNC
 from model.drafter import MIN_TARGET_ROWS
-from model.errors import UserError, run_cli
+from model.errors import run_cli
 from model.progress import each
 from nki_kernels.roofline import Cost, prompt_attention
 from nkisim.timeline.trn2 import TRN2
@@ -30,7 +31,7 @@ def _bound_us(cost: Cost) -> float:
 
 
 def first_token(length: int) -> tuple[dict[str, float], float]:
-    """Milliseconds of a prompt by part, and those of its operations at the full rate."""
+    """Milliseconds of a prompt by part, and of its operations at the peak rate."""
     config, dims = TARGET.config, attention_dims(TARGET)
     layers, rows = config.num_hidden_layers, min(length, CHUNK)
     chunks, products = length // rows, prompt_cases(TARGET, rows, LNC)
@@ -50,8 +51,8 @@ def first_token(length: int) -> tuple[dict[str, float], float]:
 
 def main(arguments: list[str]) -> None:
     """Print a row for each length."""
-    if arguments:
-        raise UserError(f"{' '.join(arguments)[:80]!r} was given; there are no options")
+    about = "Simulate the time to the first token of Qwen3-32B at tp 32 for prompts of several lengths."
+    command("bench.tune.first_token", about, "").parse_args(arguments)
     lines = []
     for length in each(LENGTHS, "prompts"):
         parts, bound = first_token(length)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import witness
 from nkisim import machine
-from nkisim.tests import witness
 
 # the plugin also where nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
@@ -29,7 +29,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _witness(request: pytest.FixtureRequest) -> Iterator[None]:
-    name = request.module.__name__.removeprefix("nkisim.tests.")
+    name = request.module.__name__
     if not request.config.getoption("--witness") or not name.startswith(WITNESSED):
         yield
         return

@@ -18,13 +18,13 @@ from nkisim.policy import Policy
 from nkisim.timeline.habits import Habits
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation import __main__ as command
-from nkisim.validation.excluded import SAME, UNRUN, unrun_section
-from nkisim.validation.kernels import added, rms_norm
-from nkisim.validation.operators import OPERATORS
-from nkisim.validation.outcome import Outcome, misordered, outcome, summary
-from nkisim.validation.rows import ROWS, Row
-from nkisim.validation.second_batch import LATER
+from validation import __main__ as command
+from validation.excluded import SAME, UNRUN, unrun_section
+from validation.kernels import added, rms_norm
+from validation.operators import OPERATORS
+from validation.outcome import Outcome, misordered, outcome, summary
+from validation.rows import ROWS, Row
+from validation.second_batch import LATER
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")
@@ -160,9 +160,9 @@ def test_every_published_version_has_a_row_or_a_reason() -> None:
 
 
 def test_the_document_repeats_the_table() -> None:
-    root = Path(__file__).parents[2]
-    table = (root / "nkisim" / "validation" / "results.md").read_text(encoding="utf-8")
-    document = (root / "nkisim" / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    root = Path(__file__).parents[1]
+    table = (root / "validation" / "results.md").read_text(encoding="utf-8")
+    document = (root / "docs" / "simulator_time.md").read_text(encoding="utf-8")
     pattern = r"geometric mean error ([\d.]+)%, (\d+) of \d+ rows inside the band, (\d+ of \d+) pairs"
     result = re.findall(pattern, table)
     assert len(result) == 3 + len(command.SECTIONS)

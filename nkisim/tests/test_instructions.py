@@ -9,8 +9,8 @@ import pytest
 
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import Measurement
-from nkisim.validation.instructions import MEASUREMENTS, table
+from validation.instruction_models import Measurement
+from validation.instructions import MEASUREMENTS, table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "simulator_time.md"
 
@@ -25,9 +25,7 @@ def test_close_to_the_measurement(row: Measurement) -> None:
 def test_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a slower descriptor rate breaks the rows that depend on it."""
     slow = replace(TRN2, dma_descriptor_ns=replace(TRN2.dma_descriptor_ns, value=20.0))
-    monkeypatch.setattr(
-        "nkisim.validation.instruction_models.schedule", lambda events, band: schedule(events, slow, band)
-    )
+    monkeypatch.setattr("validation.instruction_models.schedule", lambda events, band: schedule(events, slow, band))
     row = next(r for r in MEASUREMENTS if r.name.startswith("pipelined loads, 512 B"))
     assert row.ratio < 0.9
 

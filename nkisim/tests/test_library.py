@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation import __main__ as command
-from nkisim.validation import provenance
-from nkisim.validation.library import Library, recordings, rows
+from validation import __main__ as command
+from validation import provenance
+from validation.library import Library, recordings, rows
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import harness
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import isa
 from nkisim.errors import NotSimulated
-from nkisim.tests import harness
 from nkisim.timeline.costs.dma import TRANSFERS, collective_ns, dma_cost, hbm_bytes
 from nkisim.timeline.costs.engines import MatmulCost, matmul, scalar, vector
 from nkisim.timeline.costs.table import ANYWHERE, LAWS, law_of
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 

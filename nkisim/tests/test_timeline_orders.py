@@ -9,7 +9,7 @@ from nkisim.timeline.pipelining import pipelined
 from nkisim.timeline.program import prepare
 from nkisim.timeline.schedule import Schedule, schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 

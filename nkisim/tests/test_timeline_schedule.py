@@ -11,7 +11,7 @@ from nkisim.event import Event, Extent
 from nkisim.timeline.list_scheduler import StuckSchedule
 from nkisim.timeline.schedule import Schedule, schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 COPY = 512 / 2 / 0.96

@@ -11,10 +11,10 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+import witness
+from harness import draw, on_device
 from nkisim import jit, simulate
 from nkisim.install import install
-from nkisim.tests import witness
-from nkisim.tests.harness import draw, on_device
 
 X = draw((8, 5), seed=3)
 

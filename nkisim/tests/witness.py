@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,8 @@ import nkisim.isa
 import nkisim.language
 
 ABSENT = "no importable package `nki` has nki.simulate, so nothing can be compared"
-# what the documents leave open in fp32 (nkisim/docs/simulator.md, "How it computes"): the order of sums and the
+TESTS = Path(__file__).parent
+# what the documents leave open in fp32 (docs/simulator.md, "How it computes"): the order of sums and the
 # approximation of functions, as a share of the largest magnitude; narrower results may differ by one rounding
 GAP = {4: 2.0**-16, 2: 2.0**-8, 1: 2.0**-3}
 
@@ -83,8 +85,9 @@ def _arrays(outputs: Any) -> list[Any]:
 def _names_of(package: Any, kernel: Callable[..., Any]) -> Iterator[None]:
     """Let the test modules that a kernel was written in mean the other package by `nisa` and `nl`."""
     swap = {id(nkisim.isa): package.isa, id(nkisim.language): package.language}
-    rooms = [m for n, m in list(sys.modules.items()) if n.startswith("nkisim.tests.")]
-    before = [(vars(m), n, v) for m in rooms for n, v in list(vars(m).items()) if id(v) in swap]
+    files = ((m, getattr(m, "__file__", None)) for m in list(sys.modules.values()))
+    tests = [module for module, file in files if file and Path(file).is_relative_to(TESTS)]
+    before = [(vars(m), n, v) for m in tests for n, v in list(vars(m).items()) if id(v) in swap]
     for names, name, value in before:
         names[name] = swap[id(value)]
     try:

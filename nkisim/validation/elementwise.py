@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from nkisim.event import Event
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 P, FP32 = 128, "float32"
 

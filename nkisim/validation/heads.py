@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkisim.event import Event
-from nkisim.validation.products import (
+from validation.products import (
     BANK,
     FP32,
     Limbs,
@@ -20,7 +20,7 @@ from nkisim.validation.products import (
     transposed,
     transposed_together,
 )
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 
 @dataclass(frozen=True)

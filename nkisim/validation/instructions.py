@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nkisim import command
 from nkisim.timeline.chip import DMA_OVERVIEW, KERNEL_OPT, RMSNORM_QUANT
-from nkisim.validation.instruction_models import (
+from validation.instruction_models import (
     Measurement,
     instruction,
     kernel_v5_vector_ms,

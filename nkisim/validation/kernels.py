@@ -6,7 +6,7 @@ All operands are bf16; `left` is (K, M), `right` is (K, N); the product accumula
 from __future__ import annotations
 
 from nkisim.event import Event
-from nkisim.validation.sketch import Array, Sketch, Tile, View
+from validation.sketch import Array, Sketch, Tile, View
 
 P, COLUMNS = 128, 512
 BF16, FP32 = "bfloat16", "float32"

@@ -6,7 +6,7 @@ On one core, written from the descriptions in their records; no code of their co
 from __future__ import annotations
 
 from nkisim.event import Event
-from nkisim.validation.products import (
+from validation.products import (
     BANK,
     FP32,
     Limbs,
@@ -17,7 +17,7 @@ from nkisim.validation.products import (
     transposed,
     transposed_together,
 )
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 
 class AdaptedProduct:

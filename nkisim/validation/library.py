@@ -20,8 +20,8 @@ from nkisim.event import Event
 from nkisim.install import install
 from nkisim.launch import run
 from nkisim.policy import POLICIES, Policy
-from nkisim.validation.library_calls import LibraryRow, call_of
-from nkisim.validation.rows import Row
+from validation.library_calls import LibraryRow, call_of
+from validation.rows import Row
 
 GIVEN = Path(__file__).parent / "library_rows.json"
 _DEFINED = re.compile(r"^(?:def|class) (\w+)\b", re.MULTILINE)

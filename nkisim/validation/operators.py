@@ -19,10 +19,10 @@ from collections.abc import Callable
 from functools import partial
 
 from nkisim.event import Event
-from nkisim.validation.elementwise import adamw_by_columns, adamw_by_rows, mamba, rope_by_halves, rope_packed, silu
-from nkisim.validation.products import attention, batched, normed_product, product, transposed_left
-from nkisim.validation.rows import SPREAD as ROW_SPREAD
-from nkisim.validation.rows import Row
+from validation.elementwise import adamw_by_columns, adamw_by_rows, mamba, rope_by_halves, rope_packed, silu
+from validation.products import attention, batched, normed_product, product, transposed_left
+from validation.rows import SPREAD as ROW_SPREAD
+from validation.rows import Row
 
 Kernel = Callable[[], list[Event]]
 EMPTY_RUN_US = 10.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.rows import Row
+from validation.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`python -m nkisim.validation.provenance [--out FILE]`: every constant of the chip, its range and its source."""
+"""`python -m validation.provenance [--out FILE]`: every constant of the chip, its range and its source."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from nkisim import command
 from nkisim.command import Parser
 from nkisim.timeline.chip import DMA_OVERVIEW, KERNEL_OPT, LEDGER, PUBLIC_PROFILES, TILED, Chip, Constant
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.library import rows as library_rows
-from nkisim.validation.operators import OPERATORS
-from nkisim.validation.rows import ROWS
-from nkisim.validation.second_batch import LATER
-from nkisim.validation.third_batch import COMPLETING, WITH_GELU
+from validation.library import rows as library_rows
+from validation.operators import OPERATORS
+from validation.rows import ROWS
+from validation.second_batch import LATER
+from validation.third_batch import COMPLETING, WITH_GELU
 
 TITLE = "## Every constant"
 HEAD = f"""{TITLE}
 
-Written by `python -m nkisim.validation.provenance --out nkisim/docs/simulator_time.md` from `nkisim/timeline/trn2.py`.
+Written by `python -m validation.provenance --out docs/simulator_time.md` from `src/nkisim/timeline/trn2.py`.
 Times and counts are in the stated unit; the range is the band's, from the fast end to the slow end.
 
 * documented: stated in the manual (paths are relative to aws-neuron-sdk);
@@ -110,7 +110,7 @@ def divided() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the section, or write it as the end of a page."""
-    parser = Parser(prog="python -m nkisim.validation.provenance", description=main.__doc__)
+    parser = Parser(prog="python -m validation.provenance", description=main.__doc__)
     parser.add_argument("--out", type=Path, metavar="FILE", help="a page in Markdown that the section ends")
     options = parser.parse_args(arguments)
     text = section()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nkisim.event import Event
-from nkisim.validation.kernels import (
+from validation.kernels import (
     added,
     blocked_matmul,
     packed_copy,
@@ -22,7 +22,7 @@ from nkisim.validation.kernels import (
     split_matmul,
     tiled_copy,
 )
-from nkisim.validation.products import transposed_tile
+from validation.products import transposed_tile
 
 Shape = tuple[int, int, int]
 GATE_UP, Q_PROJ = (4096, 256, 6144), (4096, 256, 2048)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from nkisim.validation.heads import Variant, grouped_attention, stored_attention
-from nkisim.validation.operators import attention_row, row
-from nkisim.validation.products import batched, normed_product, product, product_normed, transposed_left
-from nkisim.validation.rows import Row
+from validation.heads import Variant, grouped_attention, stored_attention
+from validation.operators import attention_row, row
+from validation.products import batched, normed_product, product, product_normed, transposed_left
+from validation.rows import Row
 
 TURNED = Variant(block=1)
 FOLDED = Variant(block=2, scaled=False, divided=False)

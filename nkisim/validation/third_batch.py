@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from nkisim.validation.layers import adapted_product, batched_together, gated, gelu, gelu_product, softmax_in_psum
-from nkisim.validation.operators import row
-from nkisim.validation.rows import Row
+from validation.layers import adapted_product, batched_together, gated, gelu, gelu_product, softmax_in_psum
+from validation.operators import row
+from validation.rows import Row
 
 Shape = tuple[int, int, int]
 

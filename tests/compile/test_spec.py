@@ -14,7 +14,7 @@ from compile.recipes import ROOT
 from compile.spec import BuildSpec, parse
 from model.config import load_config
 from model.errors import UserError
-from model.strict import Wrong
+from model.strict import ValidationError
 from tests.compile.tiny import refused, spec, write_model
 from tests.model.heads import write_head
 from trnspec.bundle.spec import spec_from_json
@@ -58,9 +58,9 @@ def test_allowed_flags() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "tp", "said"),
-    [({"intermediate_size": 50}, 4, "intermediate_size 50 does not divide by tp 4; choose a smaller tp"),
-     ({"vocab_size": 66}, 4, "vocab_size 66 does not divide by tp 4"),
-     ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "3 kv heads, which tp 2 neither divides nor")],
+    [({"intermediate_size": 50}, 4, "intermediate_size 50 is not divisible by tp 4; choose a smaller tp"),
+     ({"vocab_size": 66}, 4, "vocab_size 66 is not divisible by tp 4"),
+     ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "3 kv heads, tp is 2; tp must divide")],
     ids=str,
 )  # fmt: skip
 def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str, Any], tp: int, said: str) -> None:
@@ -128,8 +128,8 @@ def test_configurations(fresh: Path, changes: dict[str, Any], said: str) -> None
 
 
 RECIPES = {
-    "{": "not a recipe", "[]": "it is a list", '{"blocks": "2"}': "blocks is '2'", '{"tp": 2}': "tp is no field",
-    '{"draft_tp": 2}': "draft_tp is no field", '{"toolchain": "gpu"}': "auto, cpu",
+    "{": "not a recipe", "[]": "it is a list", '{"blocks": "2"}': "blocks is '2'", '{"tp": 2}': "tp is not a field",
+    '{"draft_tp": 2}': "draft_tp is not a field", '{"toolchain": "gpu"}': "auto, cpu",
     '{"compiler_flags": {"prefill": 3}}': "compiler_flags", "[" * 100_000: "not a recipe",
 }  # fmt: skip
 
@@ -148,10 +148,10 @@ def test_a_recipe_is_read_strictly(tmp_path: Path) -> None:
 # a manifest's spec is checked as a build checks its own: draft, changes of the spec and of the draft's configuration
 FORGED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     *(("draft", {"ks": ks}, {}, r"the largest last|ks\[\d\] is") for ks in ([7, 3], [0, 3], [3, 3], [3, 32])),
-    ("eagle3", {}, {"taps": [0, 2]}, "reads the inputs of the layers 0, 2"),
+    ("eagle3", {}, {"taps": [0, 2]}, "reads the inputs of layers 0, 2"),
     ("eagle3", {}, {"taps": [0, -1]}, r"taps\[1\] is -1"),
-    ("eagle3", {}, {"target_hidden_size": 64}, "the draft reads states of 64 numbers"),
-    ("eagle3", {}, {"draft_vocab_size": 65}, "has more ids than the target"),
+    ("eagle3", {}, {"target_hidden_size": 64}, "the draft reads hidden states of size 64"),
+    ("eagle3", {}, {"draft_vocab_size": 65}, "has a larger vocabulary than the target"),
     ("draft", {"max_len": 200}, {}, "max-len 200 is no multiple of 128"),
     ("draft", {"max_len": 1024}, {}, "max-len 1024 is beyond the models' 512"),
     ("draft", {}, {"vocab_size": 96}, "vocabularies of 64 and 96 tokens"),
@@ -167,7 +167,7 @@ def test_a_forged_spec_that_does_not_fit_is_refused(
     value = spec(fresh, draft=str(fresh / draft)).bundle.as_json()
     for allowed in (value, value | {"ks": [3, 7]}):
         spec_from_json(allowed).check()
-    with pytest.raises((UserError, Wrong), match=why):
+    with pytest.raises((UserError, ValidationError), match=why):
         spec_from_json(value | changes | {"draft_config": value["draft_config"] | of_draft}).check()
 
 

@@ -64,8 +64,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         sign {tmp}/nothing --key {tmp}/file
     """),
     ("model.generate", "--bundle {bundle} ", """
-        --prompt '', --prompt a --prompt-file {tmp}/file, --prompt-file {tmp}/nothing, --prompt-file {tmp}/empty,
-        --prompt-file {tmp}/binary, --prompt \udcff, --prompt a --temperature -1, --prompt a --temperature nan,
+        --prompt '', --prompt \udcff, --prompt a --temperature -1, --prompt a --temperature nan,
         --prompt a --temperature inf, --prompt a --temperature x, --prompt a --top-p 0, --prompt a --top-p 1.5,
         --prompt a --top-p nan, --prompt a --top-k -1, --prompt a --top-k 1.5, --prompt a --top-k 99999999,
         --prompt a --min-p 2, --prompt a --min-p -1, --prompt a --min-p nan, --prompt a --seed -1,

@@ -1,6 +1,6 @@
-"""Vocabulary shards on simulated kernels: every rank has the floors, samples and log-probabilities of all ids.
+"""Vocabulary shards on simulated kernels: cutoffs, samples and log-probabilities equal those of the full vocabulary.
 
-The samples of several ranks are compared with an oracle in test_samples.py.
+test_samples.py compares the samples of several ranks with an oracle.
 """
 
 from __future__ import annotations
@@ -13,100 +13,81 @@ from torch import Tensor
 from model.context import ONE_RANK, Context
 from model.filters import Filters
 from model.logits_processors import LogitsProcessors
-from model.logprobs import TOP
-from model.logprobs import logprobs as logprobs_of
+from model.logprobs import TOP, logprobs
 from model.nki import simulated
 from model.nki.context import NkiContext
-from model.nki.filter_floor import filter_floor, over_ranks
+from model.nki.filter_floor import filter_floor, sum_over_ranks
 from model.ops import EAGER
 from model.parallel import VocabShard
-from model.sampling import SamplingParams
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_logits_processors import some, words
 
 NKI = NkiContext(1, EAGER, simulated.serve)
-RANK_0 = torch.zeros((1, 1), dtype=torch.int32)
 
 
-def filters_of(rows: int, seed: int) -> tuple[Tensor, Filters]:
-    """Temperatures and filters of rows."""
-    rng = np.random.default_rng(seed)
-    columns = (
-        rng.choice([0.5, 1.0, 1.7], rows), rng.choice([0, 1, 3, 17, 400], rows),
-        rng.choice([1.0, 0.9, 0.3, 0.01], rows), rng.choice([0.0, 0.0, 0.05, 1.0], rows),
-    )  # fmt: skip
-    temperature_R, *filters = (torch.tensor(c, dtype=torch.float32) for c in columns)
-    return temperature_R, Filters(*filters)
-
-
-def cases(count: int, vocabulary: int) -> tuple[Tensor, SamplingParams]:
-    """Logits and parameters of greedy, sampled and filtered rows in turn, some of them with ties."""
-    rng = np.random.default_rng(count)
-    logits = np.round(4 * rng.standard_normal((count, vocabulary))).astype(np.float32) / 2
-    temperature_R, filters = filters_of(count, 1)
-    seeds = torch.from_numpy(rng.integers(-(2**31), 2**31, (count, 2)).astype(np.int32))
-    params = SamplingParams(torch.where(torch.arange(count) % 3 == 0, 0.0, temperature_R), seeds, filters)
-    return torch.from_numpy(logits), params
+def logits_of(rows: int, vocabulary: int) -> Tensor:
+    """Random logits with ties."""
+    rng = np.random.default_rng(rows)
+    return torch.from_numpy(np.round(4 * rng.standard_normal((rows, vocabulary))).astype(np.float32) / 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_finds_the_same_floor(ranks: int) -> None:
-    """That of one rank, by 18 collectives: the best logits, twice 8 passes and the mass between them. Masses round
-    differently, no near-tie is here."""
-    logits, params = cases(9, 4 * 31)
-    by = (params.divisor_R, params.filters)
+    """The cutoff of one rank, with 18 collectives: the best logits, 8 passes twice, and the mass. Masses may round
+    differently; no row is numerically tied."""
+    rng, logits = np.random.default_rng(1), logits_of(9, 4 * 31)
+    choices = [0.5, 1.0, 1.7], [0, 1, 3, 17, 400], [1.0, 0.9, 0.3, 0.01], [0.0, 0.0, 0.05, 1.0]
+    temperature_R, *filters = (torch.tensor(rng.choice(values, 9), dtype=torch.float32) for values in choices)
+    by = temperature_R, Filters(*filters)
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        own = logits.chunk(ranks, -1)[ops.rank].contiguous()
-        return filter_floor(ops, ops.rank_11, own, by, NKI._weights_above), ops.collectives
+        shard = logits.chunk(ranks, -1)[ops.rank].contiguous()
+        return filter_floor(ops, ops.rank_11, shard, by, NKI._weights_above), ops.collectives
 
-    expected = filter_floor(EAGER, RANK_0, logits, by, NKI._weights_above)
+    expected = filter_floor(EAGER, torch.zeros((1, 1), dtype=torch.int32), logits, by, NKI._weights_above)
     assert all(torch.equal(floor, expected) and count == 18 for floor, count in on_ranks(ranks, work))
 
 
 def test_sums_of_ranks_have_one_order() -> None:
-    """By halves, whatever the number of rows; another order gives other bits."""
+    """By halves, for any number of rows; another order gives other bits (negative control)."""
     parts = torch.randn(4, 40, 3, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 6, 40)[:, None]
-    found = on_ranks(4, lambda ops: over_ranks(ops.gather, parts[ops.rank]))
+    actual = on_ranks(4, lambda ops: sum_over_ranks(ops.gather, parts[ops.rank]))
     a, b, c, d = parts
-    assert all(torch.equal(x, (a + c) + (b + d)) for x in found)
-    assert not torch.equal(found[0], ((a + b) + c) + d)
-    few = on_ranks(4, lambda ops: over_ranks(ops.gather, parts[ops.rank, 7:9]))
-    assert torch.equal(few[0], found[0][7:9])
+    assert all(torch.equal(x, (a + c) + (b + d)) for x in actual)
+    assert not torch.equal(actual[0], ((a + b) + c) + d)
+    few = on_ranks(4, lambda ops: sum_over_ranks(ops.gather, parts[ops.rank, 7:9]))
+    assert torch.equal(few[0], actual[0][7:9])
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
-    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its ids."""
-    logits_RV, params = cases(12, 184)
-    (rows, count), none = logits_RV.shape, torch.full((12, 1), -1).int()
-    allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
-    masks_RW = torch.from_numpy(np.stack([words(a) for a in allowed]))
-    penalties = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(rows, 1)
-    positions_R = torch.arange(5, 5 + rows, dtype=torch.int32)
+def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
+    """Masks of each row, and log-probabilities of one allowed id per row; a shard begins within a word of the mask."""
+    rows, count = 12, 184
+    logits_RV, none = logits_of(rows, count), torch.full((rows, 1), -1).int()
+    allowed = [some(count, seed, 0.2) for seed in range(rows - 1)] + [[i == 150 for i in range(count)]]
+    masks_RW, penalties = torch.from_numpy(np.stack([words(a) for a in allowed])), torch.tensor([[0.0, 0.0, 1.0, 1.0]])
+    ids_R = torch.tensor([max(range(count), key=lambda i, a=a: (a[i], 7 * i % count)) for a in allowed]).int()
 
     def of_rank(ctx: Context, rank: int) -> tuple[Tensor, Tensor]:
-        """Samples under masks, and log-probabilities among the allowed ids."""
-        width = count // ctx.tp
-        rank_11 = torch.tensor([[rank]], dtype=torch.int32)
+        """The masked logits of a rank, and the scores."""
+        rank_11, width = torch.tensor([[rank]], dtype=torch.int32), count // ctx.tp
         shard = VocabShard(rank_11 * width, width, rank_11)
         logits_R1V = logits_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
-        counts = torch.zeros((rows, 1, width), dtype=torch.int32)
-        processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, shard)
-        noise_RV = ctx.gumbel_noise(params.seed_R2, positions_R, shard)
-        ids_R = ctx.sample(processors.process(logits_R1V)[:, 0], params, noise_RV, shard).token_ids()
-        return ids_R, logprobs_of(ctx, processors.visible(logits_R1V)[:, 0], ids_R, shard)
+        counts, bias = torch.zeros((rows, 1, width), dtype=torch.int32), (none, none.float())
+        processors = LogitsProcessors.of(masks_RW[:, None], penalties.repeat(rows, 1), bias, counts, shard)
+        visible_RV = processors.visible(logits_R1V)[:, 0]
+        return processors.process(logits_R1V)[:, 0], logprobs(ctx, visible_RV, ids_R, shard)
 
-    expected, _ = of_rank(ONE_RANK, 0)
-    logprobs = torch.where(torch.tensor(allowed), logits_RV, float("-inf")).log_softmax(-1)
-    best = logprobs.sort(dim=-1, descending=True, stable=True)
-    real = best.values[:, :TOP].isfinite()
-    for ids_R, scores in on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, simulated.serve), ops.rank)):
-        assert torch.equal(ids_R, expected)
-        assert all(a[i] for a, i in zip(allowed, ids_R.tolist(), strict=True))
-        sampled = logprobs.gather(1, ids_R.long()[:, None])
-        torch.testing.assert_close(scores[:, 0], sampled[:, 0], atol=2e-6, rtol=0)
-        assert scores[:, 1].tolist() == (logprobs >= sampled).sum(-1).tolist()
+    masked_RV = torch.where(torch.tensor(allowed), logits_RV, float("-inf"))
+    all_logprobs = masked_RV.log_softmax(-1)
+    best = all_logprobs.sort(dim=-1, descending=True, stable=True)
+    real, of_ids = best.values[:, :TOP].isfinite(), all_logprobs.gather(1, ids_R.long()[:, None])
+    parts = [of_rank(ONE_RANK, 0)] if ranks == 1 else []
+    parts += on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, simulated.serve), ops.rank))
+    assert torch.equal(torch.cat([masked for masked, _ in parts[-ranks:]], 1), masked_RV)
+    for _, scores in parts:
+        torch.testing.assert_close(scores[:, 0], of_ids[:, 0], atol=2e-6, rtol=0)
+        assert scores[:, 1].tolist() == (all_logprobs >= of_ids).sum(-1).tolist()
         assert torch.equal(scores[:, 2 + TOP :][real].long(), best.indices[:, :TOP][real])
         torch.testing.assert_close(scores[:, 2 : 2 + TOP][real], best.values[:, :TOP][real], atol=2e-6, rtol=0)
         assert (scores[:, 2 : 2 + TOP][~real] < -1e20).all()

@@ -26,7 +26,7 @@ OF_A_CHECKOUT = {"device_check", "xla_check"}
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python in a folder, with the project on its path."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'nkisim/src'}"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

@@ -11,8 +11,8 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim.errors import AmbiguousManual
-from nkisim.tests.harness import out, run, tile
 
 DATA = np.arange(512, dtype=np.float32).reshape(64, 8)
 TWICE, ONCE = np.zeros((64, 1), np.uint32), np.arange(64, dtype=np.uint32).reshape(64, 1)

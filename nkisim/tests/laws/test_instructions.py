@@ -10,8 +10,8 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import STORED, on_device, out, run, tile
 from nkisim import errors
-from nkisim.tests.harness import STORED, on_device, out, run, tile
 
 
 def draw(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Any:

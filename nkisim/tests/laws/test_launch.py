@@ -14,10 +14,10 @@ import torch
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.install import cpu_simulate
 from nkisim.lines import kernel_line
-from nkisim.tests.harness import out, run, tile
 
 
 @nkisim.jit

@@ -11,8 +11,8 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import draw, out, run
 from nkisim import errors
-from nkisim.tests.harness import draw, out, run
 from nkisim.timeline.schedule import schedule
 
 DATA = draw((16, 8), seed=1)

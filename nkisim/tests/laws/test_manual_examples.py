@@ -9,7 +9,7 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.tests.harness import out, run
+from harness import out, run
 
 RNG = np.random.default_rng(3)
 

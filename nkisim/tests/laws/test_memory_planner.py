@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run
 from nkisim import errors
 from nkisim.geometry import CORE_V3
 from nkisim.memory.placement import Region, place, regions
 from nkisim.memory.storage import Allocation
-from nkisim.tests.harness import out, run
 
 SBUF, PSUM = regions(0, CORE_V3)
 

@@ -11,10 +11,10 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import bank, out, psum, run, tile
 from nkisim import errors
-from nkisim.tests.harness import bank, out, psum, run, tile
-from nkisim.tests.refusals import memory
 from nkisim.timeline.schedule import schedule
+from refusals import memory
 
 DATA = np.random.default_rng(0).standard_normal((128, 512)).astype(np.float32)
 ROWS = np.arange(127, -1, -1, dtype=np.int32).reshape(128, 1)

@@ -11,10 +11,10 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.geometry import CORE_V3
 from nkisim.isa import plan
-from nkisim.tests.harness import out, run, tile
 
 DATA = np.ones((4, 4), np.float32)
 

@@ -14,8 +14,8 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile, vendor
 from nkisim import errors
-from nkisim.tests.harness import out, run, tile, vendor
 
 TILE = np.arange(128 * 512, dtype=np.float32).reshape(128, 512)
 

@@ -18,7 +18,7 @@ from nkisim.timeline.access_drawing import accesses, cells, draw_accesses
 from nkisim.timeline.drawing import bars, clock, draw, nice_step
 from nkisim.timeline.recording_file import BadRecording, from_json, read, save, to_json
 from nkisim.timeline.schedule import schedule
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 
 def small() -> list[Event]:

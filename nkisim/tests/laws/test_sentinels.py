@@ -10,8 +10,8 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile, vendor
 from nkisim import errors
-from nkisim.tests.harness import out, run, tile, vendor
 
 TILE = np.arange(128 * 512, dtype=np.float32).reshape(128, 512)
 pytestmark = pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")

@@ -12,9 +12,9 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import on_device
 from nkisim.isa import sums
 from nkisim.isa.operators import BINARY, reduce_axis
-from nkisim.tests.harness import on_device
 
 Case = Callable[[Any, int, int, int], tuple[Any, Any]]
 

@@ -14,9 +14,9 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim.errors import AmbiguousManual, RegisterMisuse
 from nkisim.objects import NkiScalar, VirtualRegister
-from nkisim.tests.harness import out, run, tile
 from nkisim.versions import VARIABLE
 
 TRACED = nkisim.Policy(nki="0.7")

@@ -11,9 +11,9 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out
 from nkisim import errors
-from nkisim.tests.harness import out
-from nkisim.tests.refusals.trn3 import on_trn3
+from refusals.trn3 import on_trn3
 
 RNG = np.random.default_rng(7)
 COMMAND = nisa.reduce_cmd

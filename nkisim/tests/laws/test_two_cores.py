@@ -10,9 +10,9 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import run, tile, vendor
 from nkisim import errors
-from nkisim.tests.harness import run, tile, vendor
-from nkisim.tests.refusals.launch import pass_on
+from refusals.launch import pass_on
 
 DATA = np.arange(128 * 8, dtype=np.float32).reshape(128, 8)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
-from nkisim.tests.harness import out, run, tile
 
 SHAPE = (8, 3, 4, 5)
 DATA = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)

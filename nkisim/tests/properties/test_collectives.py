@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nkisim.collectives as ncc
 from nkisim.ranks import simulate_ranks
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 WORLDS = st.integers(1, 4)
 FOLDS = {"add": np.sum, "maximum": np.max, "minimum": np.min}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 
 @covers("register_alloc", "register_move", "register_load", "register_store")

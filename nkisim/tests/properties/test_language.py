@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nkisim.tests.properties.test_scalar import FUNCTIONS, INTO
-from nkisim.tests.properties.tiles import *
+from properties.test_scalar import FUNCTIONS, INTO
+from properties.tiles import *
 
 UNARY = {**FUNCTIONS, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "negative": np.negative, "cos": np.cos,
          "tan": np.tan, "logical_not": lambda x: x == 0}  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 NARROW = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2")
 TWO_BYTES = ("bfloat16", "float16", "int16", "uint16")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nkisim import coverage
-from nkisim.tests.registry import COVERED
+from registry import COVERED
 
 # they move no data: loops, the launch grid, questions; the tests in laws/ and the manual's
 # examples check what they do

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nkisim.isa.activations import ON_SCALAR_ENGINE
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 erf = np.vectorize(math.erf)
 FUNCTIONS: dict[str, Any] = {

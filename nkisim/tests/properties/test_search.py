@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 ROWS = st.sampled_from([1, 16, 33, 64, 128])
 

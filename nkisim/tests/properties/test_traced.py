@@ -5,7 +5,7 @@ from __future__ import annotations
 import nkisim
 import nkisim.collectives as ncc
 from nkisim.ranks import simulate_ranks
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 NKI = nkisim.Policy(nki="0.7")
 STEPS = ("+", "-", "*", "reversed -", "neg", "own")

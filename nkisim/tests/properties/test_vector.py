@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 ARITHMETIC = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,

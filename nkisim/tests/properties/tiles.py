@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.tests.harness import STORED, on_hbm, out, run
-from nkisim.tests.registry import covers
+from harness import STORED, on_hbm, out, run
+from registry import covers
 
 # what every property test begins with
 __all__ = [

@@ -10,10 +10,10 @@ import numpy as np
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.geometry import CORE_V3
-from nkisim.tests.harness import out, run, tile
-from nkisim.tests.registry import launch
+from registry import launch
 
 DATA = np.ones((128, 8), np.float32)
 

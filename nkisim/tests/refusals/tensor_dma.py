@@ -6,9 +6,9 @@ from typing import Any
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import bank, hbm, psum, tile, words
 from nkisim.errors import *
-from nkisim.tests.harness import bank, hbm, psum, tile, words
-from nkisim.tests.registry import rules
+from registry import rules
 
 FP8, BF16 = "float8_e4m3", "bfloat16"
 DOUBLE, DGE, OOB, ENGINE = nisa.matmul_perf_mode.double_row, nisa.dge_mode, nisa.oob_mode, nisa.engine

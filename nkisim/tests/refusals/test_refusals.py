@@ -13,11 +13,11 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.ranks import simulate_ranks
-from nkisim.tests.harness import out, run, tile
-from nkisim.tests.refusals import memory
-from nkisim.tests.registry import REFUSALS, Refusal
+from refusals import memory
+from registry import REFUSALS, Refusal
 
 PACKAGE = Path(nkisim.__file__).parent
 # where the laws of instructions are; the target's are in test_launch.py, and statement.py has `refuse` itself

@@ -14,11 +14,11 @@ import nkisim
 import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import hbm, out, run, tile
 from nkisim.compiler import CompileConfig, SpecializationConfig
 from nkisim.errors import *
-from nkisim.tests.harness import hbm, out, run, tile
-from nkisim.tests.refusals.ranks import BOTH
-from nkisim.tests.registry import launch, rules
+from refusals.ranks import BOTH
+from registry import launch, rules
 
 rules(
     "scalars",

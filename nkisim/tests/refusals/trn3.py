@@ -8,10 +8,10 @@ from typing import Any
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import bank, hbm, out, tile
 from nkisim import errors
 from nkisim.geometry import CORE_V4
-from nkisim.tests.harness import bank, hbm, out, tile
-from nkisim.tests.registry import REFUSALS, Refusal
+from registry import REFUSALS, Refusal
 
 FP8 = "float8_e4m3fn_x4"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import hbm, tile, words
 from nkisim.errors import *
-from nkisim.tests.harness import hbm, tile, words
-from nkisim.tests.registry import rules
+from registry import rules
 
 
 def cube(inner: int = 4) -> Any:
