@@ -15,7 +15,7 @@ import pytest
 from nkisim import launch
 from nkisim.event import Event
 from nkisim.policy import Policy
-from nkisim.timeline.habits import Habits
+from nkisim.timeline.compiler_model import CompilerModel
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
 from validation import __main__ as command
@@ -172,7 +172,8 @@ def test_the_document_repeats_the_table() -> None:
 
 def test_the_document_names_every_habit() -> None:
     document = (Path(__file__).parents[1] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
-    names = {f"Habits.{field.name}" for field in fields(Habits)} | {"nkisim.geometry.NEURONX_CC", "transposed_together"}
+    options = {f"CompilerModel.{field.name}" for field in fields(CompilerModel)}
+    names = options | {"nkisim.geometry.NEURONX_CC", "transposed_together"}
     assert {name for name in names if f"`{name}`" not in document} == set()
 
 

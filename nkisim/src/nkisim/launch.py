@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import door
+from nkisim import host_io
 from nkisim.compiler import CompileConfig, SpecializationConfig
 from nkisim.core import races
 from nkisim.core.context import Core, enter, running
-from nkisim.core.cores import Meeting, run_all
+from nkisim.core.cores import Rendezvous, run_all
 from nkisim.core.recording import build
 from nkisim.errors import (
     BadInput,
@@ -187,7 +187,7 @@ def run(
     if policy.recording and geometry.generation > CORE_V3.generation:
         why = "no figure of its engines is public; run the kernel without its times, or time it for trn2"
         raise NotSimulated("timeline", f"target={geometry.name}", why)
-    meeting = Meeting(kernel.lnc)
+    meeting = Rendezvous(kernel.lnc)
     session = Session(kernel, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})
     run_all(meeting, session.bodies())
@@ -209,7 +209,7 @@ class _ObjectCopy:
 def _holds_arrays(values: Iterable[Any]) -> bool:
     inside = [v.values() if type(v) is dict else v for v in values if isinstance(v, (tuple, dict))]
     nested = [vars(v).values() for v in values if isinstance(v, NKIObject)]
-    return any(door.is_array(v) for v in values) or any(map(_holds_arrays, [*inside, *nested]))
+    return any(host_io.is_array(v) for v in values) or any(map(_holds_arrays, [*inside, *nested]))
 
 
 def _rebuilt(value: tuple[Any, ...], items: list[Any]) -> Any:
@@ -225,7 +225,7 @@ class Session:
         kernel: Kernel,
         policy: Policy,
         geometry: Geometry,
-        meeting: Meeting,
+        meeting: Rendezvous,
         *,
         first: int,
         rank: int,
@@ -233,7 +233,7 @@ class Session:
         self.kernel, self.policy, self.geometry = kernel, policy, geometry
         self.memory = SharedMemory(geometry, policy, kernel.lnc)
         self.peaks: tuple[Peak, ...] = ()
-        self.arguments: list[door.Argument] = []
+        self.arguments: list[host_io.Argument] = []
         self.torch = False
         self.warned: set[str] = set()
         self.results: list[Any] = [None] * kernel.lnc
@@ -251,15 +251,15 @@ class Session:
         self.values = {n: self._admit(n, v) for n, v in bound.arguments.items()}
 
     def _admit(self, name: str, value: Any) -> Any:
-        if door.is_array(value):
+        if host_io.is_array(value):
             for known in self.arguments:
                 if known.host is value:
                     return known
-            self.torch = self.torch or door.is_torch(value)
-            argument = door.admit(self.memory, value, name)
+            self.torch = self.torch or host_io.is_torch(value)
+            argument = host_io.to_device(self.memory, value, name)
             self.arguments.append(argument)
             return argument
-        if isinstance(value, list) and any(door.is_array(v) for v in value):
+        if isinstance(value, list) and any(host_io.is_array(v) for v in value):
             raise BadInput("launch", f"argument {name}", "is a list of arrays", "pass a tuple")
         if isinstance(value, tuple):
             return _rebuilt(value, [self._admit(f"{name}.{i}", v) for i, v in enumerate(value)])
@@ -270,8 +270,8 @@ class Session:
         return value
 
     def _lower(self, value: Any) -> Any:
-        if isinstance(value, door.Argument):
-            return door.device_view(value)
+        if isinstance(value, host_io.Argument):
+            return host_io.device_view(value)
         if isinstance(value, tuple):
             return _rebuilt(value, [self._lower(v) for v in value])
         if isinstance(value, _ObjectCopy):
@@ -342,11 +342,11 @@ class Session:
             self.peaks = tuple(peak for core, r in regions_ if (peak := self._place(core, r)) is not None)
         with np.errstate(all="ignore"):
             for storage in [*self.memory.shared.values(), *self.memory.inputs]:
-                races.settle(storage)
-            outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=True)]
-            if not all(door.is_same(self.results[0], other) for other in self.results[1:]):
+                races.judge(storage)
+            outputs = [host_io.to_host(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=True)]
+            if not all(host_io.is_same(self.results[0], other) for other in self.results[1:]):
                 allowed = "return the same tensors in nl.shared_hbm on both cores"
                 raise CoresDiverge("launch", "return value", "differs between the two cores", allowed)
             for argument in self.arguments:
-                door.write_back(argument)
+                host_io.write_back(argument)
         return outputs[0]

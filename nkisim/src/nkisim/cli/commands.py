@@ -15,8 +15,8 @@ from nkisim.cli.launches import Launch, add_options, launches
 from nkisim.command import Parser
 from nkisim.event import Event
 from nkisim.report import page
+from nkisim.timeline.compiler_model import ORDERS, CompilerModel
 from nkisim.timeline.drawing import draw
-from nkisim.timeline.habits import ORDERS, Habits
 from nkisim.timeline.recording_file import read, save
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trace_viewer import trace
@@ -57,8 +57,8 @@ def time(arguments: Sequence[str]) -> int:
         "--order", choices=ORDERS, default="lesser", help="the order that the latency is of (default: the faster one)"
     )
     options = parser.parse_args(arguments)
-    habits = Habits(order=options.order)
-    rows = [times.row(launch, not options.no_numerics, habits) for launch in launches(options)]
+    compiler = CompilerModel(order=options.order)
+    rows = [times.row(launch, not options.no_numerics, compiler) for launch in launches(options)]
     print(json.dumps(times.to_json(rows), indent=1) if options.json else times.text(rows))
     return 0
 

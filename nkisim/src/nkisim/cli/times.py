@@ -9,18 +9,22 @@ from typing import Any
 import nkisim
 from nkisim.cli.launches import Launch
 from nkisim.command import read_json
+from nkisim.timeline.compiler_model import COMPILER, CompilerModel
 from nkisim.timeline.drawing import clock
-from nkisim.timeline.habits import COMPILER, Habits
 from nkisim.timeline.schedule import Schedule, schedule
 
 FORMAT = "nkisim-times-1"
 ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compiler might"}
 
 
-def row(launch: Launch, numerics: bool = True, habits: Habits = COMPILER) -> dict[str, Any]:
+def row(launch: Launch, numerics: bool = True, compiler: CompilerModel = COMPILER) -> dict[str, Any]:
     """One launch's times and its bound."""
     events = launch.run(recording=True, numerics=numerics).recording.events
-    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, habits=habits))}
+    return {
+        "kernel": launch.name,
+        "instructions": len(events),
+        **figures(schedule(events, compiler=compiler)),
+    }
 
 
 def figures(result: Schedule) -> dict[str, Any]:

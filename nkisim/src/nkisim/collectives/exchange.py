@@ -90,7 +90,7 @@ def meet(call: Call, ring: Sequence[int], payload: Any) -> dict[int, Any]:
     present = [core.rank] if core.policy.ranks else ring
     members = tuple(rank * count + program for rank in present for program in range(count))
     wait = Wait((call.card.op, members), members, text, (payload, [t._storage for t in call.tensors.values()]))
-    answer = core.meeting.meet(core.number, wait, _ordered)
+    answer = core.meeting.arrive(core.number, wait, _ordered)
     there = {rank: answer[rank * count + core.program][0] for rank in present}
     return {rank: there.get(rank, payload) for rank in ring}
 

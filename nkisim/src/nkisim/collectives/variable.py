@@ -13,7 +13,7 @@ from nkisim.core import access
 from nkisim.core.context import current, since
 from nkisim.dtypes import ANY, Array
 from nkisim.errors import LoopMisuse, NkiSimWarning, ShapeMismatch, WrongArgument
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import DMA, Call, Card, Operand
@@ -107,7 +107,7 @@ def _prepare(op: str, how: tuple[Any, ...], tensors: tuple[Any, Any], name: str 
     card = Card(title, ("sync",), (operand,), work=lambda _: work)
     call = Call(core, card, {"name": name}, "sync", {"metadata_tensor": how[2]})
     if core.recording:
-        doubts.doubt(call, "the trigger has the time of the full collective", "how much of it the metadata takes")
+        ambiguities.warn_ambiguous(call, "the trigger has the time of a collective", "how much the metadata takes")
     instruction = record(call)
     core.prepared = _Prepared(instruction, op, tensors, how)
     return instruction

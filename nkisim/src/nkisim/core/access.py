@@ -38,8 +38,8 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
         fault = unwritten(tensor, who)
         if fault is not None:
             marks = tensor._written_marks()
-            doubt(core, marks != WRITTEN_MARK[marks.itemsize], fault)
-    if storage.shadow is not None:
+            on_unwritten_read(core, marks != WRITTEN_MARK[marks.itemsize], fault)
+    if storage.history is not None:
         races.note(core, tensor, who)
     storage.info.touch(core.clock)
     return tensor._array if tensor._array is not None else tensor._numpy()
@@ -74,7 +74,7 @@ def unwritten(tensor: NkiTensor, who: Who) -> UnwrittenRead | None:
     return UnwrittenRead(*who, actual, f"write it first, it was allocated at {line[0]}:{line[1]}")
 
 
-def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
+def on_unwritten_read(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
     """Refuse a read of unwritten elements, or let it read sentinels as the policy says."""
     if core.policy.unwritten_read == "raise":
         raise fault
@@ -131,7 +131,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
     target = tensor._numpy()
     if values.shape != target.shape:
         values = values.reshape(target.shape)
-    if tensor._storage.shadow is not None:
+    if tensor._storage.history is not None:
         rounded = np.empty(target.shape, target.dtype)
         store(rounded, values, tensor.dtype, tensor._storage.precise)
         races.note(core, tensor, who, rounded, together)
@@ -145,7 +145,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
 def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
     """Mark a write of values that were not computed; to the other core they equal the present ones."""
     tensor._storage.unknown = True
-    if tensor._storage.shadow is not None:
+    if tensor._storage.history is not None:
         races.note(core, tensor, who, tensor._numpy(), together=True)
     mark(core, tensor)
 
@@ -178,7 +178,7 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
     storage = tensor._storage
     if storage.neighbours:
         _overwrite(tensor)
-    if storage.shadow is not None:
+    if storage.history is not None:
         races.note(core, tensor, who, np.where(where, rounded, target))
     storage.writes += 1
     storage.info.touch(core.clock)
@@ -239,7 +239,7 @@ def _overwrite(tensor: NkiTensor) -> None:
             other.replaced_by = info
 
 
-def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
+def resolve_dynamic_offset(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
     """Return a view whose run-time scalar index has been read; None when it is out of range.
 
     Raises:

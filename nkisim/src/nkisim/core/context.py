@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nkisim.core.cores import Meeting
+from nkisim.core.cores import Rendezvous
 from nkisim.dtypes import Flags
 from nkisim.errors import NkiSimWarning, OtherVersion, OutsideKernel
 from nkisim.geometry import Geometry
@@ -45,7 +45,7 @@ class Core:
     memory: CoreMemory
     policy: Policy
     geometry: Geometry
-    meeting: Meeting
+    meeting: Rendezvous
     rank: int = 0
     clock: int = 0
     # raw events, made into Event values when the launch ends

@@ -27,7 +27,7 @@ class Wait:
 
 
 @dataclass(eq=False)
-class Meeting:
+class Rendezvous:
     """The cores of one launch: whose turn it is, who waits, who ended."""
 
     members: int
@@ -37,7 +37,7 @@ class Meeting:
     ended: set[int] = field(default_factory=set)
     failure: BaseException | None = None
 
-    def meet(self, me: int, wait: Wait, joined: Callable[[dict[int, Any]], None] | None = None) -> dict[int, Any]:
+    def arrive(self, me: int, wait: Wait, joined: Callable[[dict[int, Any]], None] | None = None) -> dict[int, Any]:
         """Wait until every partner waits for the same key; return all payloads by member.
 
         `joined` runs once, with all payloads, on the last core to arrive.
@@ -114,7 +114,7 @@ class Meeting:
         return Deadlock("launch", None, "cannot proceed: " + "; ".join(parts), allowed)
 
 
-def run_all(meeting: Meeting, bodies: list[Callable[[], None]]) -> None:
+def run_all(meeting: Rendezvous, bodies: list[Callable[[], None]]) -> None:
     """Run one body per core, each on its own thread; raise the first failure."""
     if len(bodies) == 1:
         bodies[0]()

@@ -63,8 +63,8 @@ def read(core: Core, rows: GatheredRows, who: access.Who) -> Array:
             fault = UnwrittenRead(*who, actual, f"it was allocated at {line[0]}:{line[1]}")
             missing = np.zeros((len(rows.index), *bad.shape[1:]), np.bool_)
             missing[rows.valid] = bad
-            access.doubt(core, missing, fault)
-    if storage.shadow is not None:
+            access.on_unwritten_read(core, missing, fault)
+    if storage.history is not None:
         for row in np.unique(picked):
             races.note(core, rows.all[int(row) : int(row) + 1], who)
     stored = rows.all._numpy()
@@ -84,7 +84,7 @@ def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> Non
     store(rounded, values.reshape(shape), rows.all.dtype, storage.precise)
     picked = rows.index[rows.valid]
     storage.info.touch(core.clock)
-    if storage.shadow is not None:
+    if storage.history is not None:
         arriving = rounded[rows.valid]
         for row in np.unique(picked):
             last = np.flatnonzero(picked == row)[-1:]

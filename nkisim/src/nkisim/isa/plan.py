@@ -16,7 +16,7 @@ import numpy as np
 from nkisim.core import access
 from nkisim.enums import ENGINE_NAMES, engine
 from nkisim.errors import IllegalView, NeedsNewerCore, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.statement import REACH, Call, Operand, Target
 from nkisim.memory.memory import check_start
 from nkisim.memory.tensor import NkiTensor
@@ -27,7 +27,7 @@ MOST = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Decided:
+class ResolvedRules:
     """The outcome of an instruction's rules."""
 
     engine: str
@@ -42,7 +42,7 @@ class Decided:
     work: Mapping[str, object] | None = None
 
 
-def look(call: Call) -> tuple[Any, ...]:
+def cache_key(call: Call) -> tuple[Any, ...]:
     """Settle run-time addresses, collect the tensors, and return the values that the rules may depend on."""
     args, tensors = call.args, call.tensors
     key: list[Any] = [call.core.rules_key, call.core.hardware_gaps]
@@ -53,7 +53,7 @@ def look(call: Call) -> tuple[Any, ...]:
                 if value._dynamic is not None:
                     value = _settle(call, name, value)
                 tensors[name] = value
-            key.append(value._looks or value._look())
+            key.append(value._signature or value._read_signature())
         else:
             key.append(value.__class__)
             key.append(value)
@@ -63,7 +63,7 @@ def look(call: Call) -> tuple[Any, ...]:
 def _settle(call: Call, name: str, tensor: NkiTensor) -> NkiTensor:
     who = call.who(name)
     note_index(call, tensor)
-    settled = access.settle(call.core, tensor, who)
+    settled = access.resolve_dynamic_offset(call.core, tensor, who)
     if settled is None:
         raise access.out_of_range(call.core, tensor, who)
     return settled
@@ -77,7 +77,7 @@ def note_index(call: Call, tensor: NkiTensor) -> None:
             call.indices.append(tensor._dynamic.source)
 
 
-def make(call: Call) -> Decided:
+def make(call: Call) -> ResolvedRules:
     """Run every check and rule, and note their decisions.
 
     Raises:
@@ -100,12 +100,12 @@ def make(call: Call) -> Decided:
             _check(call, operand, tensor)
     for rule in card.rules:
         rule(call)
-    doubts.of_operands(call)
+    ambiguities.of_operands(call)
     auto = card.math(call) if card.math is not None else "fp32"
     return _noted(call, before, auto)
 
 
-def _noted(call: Call, before: dict[str, Any], auto: str) -> Decided:
+def _noted(call: Call, before: dict[str, Any], auto: str) -> ResolvedRules:
     reads, writes, targets = [], [], {}
     for operand in call.card.operands:
         name, tensor = operand.name, call.tensors.get(operand.name)
@@ -121,7 +121,7 @@ def _noted(call: Call, before: dict[str, Any], auto: str) -> Decided:
             flat = operand.shaped or tensor.ndim == 2
             reads.append((name, call.who(name), raw, flat, operand.checked))
     resolved = {n: v for n, v in call.args.items() if v is not before[n]}
-    return Decided(call.engine, resolved, tuple(reads), tuple(writes), targets)
+    return ResolvedRules(call.engine, resolved, tuple(reads), tuple(writes), targets)
 
 
 def _missing(call: Call, operand: Operand, value: object) -> NoReturn:
@@ -155,7 +155,7 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
         start = tensor.offset // tensor._row() + tensor._storage.info.start_partition
         if start:
             check_start(start, tensor.shape[0], call.core.geometry, call.who(operand.name))
-    beyond = (tensor._looks or tensor._look())[4]
+    beyond = (tensor._signature or tensor._read_signature())[4]
     if beyond and call.engine != "dma":
         allowed = f"an engine walks {MOST_DIMS} dimensions with steps up to {MOST_STRIDE} elements"
         call.refuse(IllegalView, operand.name, beyond, allowed)

@@ -8,7 +8,7 @@ from nkisim.core import access
 from nkisim.core.context import current, register, since
 from nkisim.dtypes import COMPUTED, INFO
 from nkisim.errors import ShapeMismatch, WrongArgument, WrongDtype, WrongSpace
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import DMA, Call, Card, Operand
@@ -61,7 +61,7 @@ def _one_element(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if tensor.buffer.value not in DMA:
         call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", "HBM or SBUF is needed")
     if tensor._dynamic is not None:
-        settled = access.settle(call.core, tensor, call.who(operand))
+        settled = access.resolve_dynamic_offset(call.core, tensor, call.who(operand))
         if settled is None:
             raise access.out_of_range(call.core, tensor, call.who(operand))
         tensor = settled
@@ -124,5 +124,7 @@ def _one_by_one(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if checked.dtype not in _SCALARS:
         call.refuse(WrongDtype, operand, f"is {checked.dtype}", "it is int32 or int64, not unsigned")
     if call.core.recording:
-        doubts.doubt(call, "its time, arithmetic of scalars included, is that of a register", "what it takes")
+        ambiguities.warn_ambiguous(
+            call, "its time, arithmetic of scalars included, is that of a register", "what it takes"
+        )
     return checked

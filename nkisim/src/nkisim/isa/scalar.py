@@ -9,8 +9,8 @@ from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
+from nkisim.isa.ambiguities import of_bias
 from nkisim.isa.card import card
-from nkisim.isa.doubts import of_bias
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions

@@ -8,8 +8,8 @@ import numpy as np
 
 from nkisim.dtypes import COMPUTED, Array
 from nkisim.errors import ShapeMismatch, WrongDtype
+from nkisim.isa.ambiguities import of_largest
 from nkisim.isa.card import card
-from nkisim.isa.doubts import of_largest
 from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import Call, Operand, Target
 from nkisim.isa.sums import total

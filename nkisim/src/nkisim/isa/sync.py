@@ -19,7 +19,7 @@ from nkisim.errors import (
     WrongDtype,
     WrongSpace,
 )
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
@@ -65,7 +65,7 @@ def sendrecv(
     line = kernel_line()
     text = f"sendrecv(pipe_id={pipe_id}, {line[0]}:{line[1]})"
     key = ("sendrecv", pipe_id, dma_engine.name, partners(core))
-    answer = core.meeting.meet(core.number, Wait(key, partners(core), text, (values, src)))
+    answer = core.meeting.arrive(core.number, Wait(key, partners(core), text, (values, src)))
     received, sender = answer[partners(core)[int(recv_from_rank)]]
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
         call.refuse(ShapeMismatch, "dst", f"is {dst.dtype} {dst.shape}", f"{sender.dtype} {sender.shape} arrives")
@@ -95,11 +95,11 @@ def sendrecv_compute(
         actual = f"is in {dst.buffer.value} and src in {src.buffer.value}"
         call.refuse(WrongSpace, "dst", actual, "both are in SBUF or both in private HBM")
     if core.recording:
-        doubts.doubt(call, "its time is that of sendrecv", "what the reduction takes")
+        ambiguities.warn_ambiguous(call, "its time is that of sendrecv", "what the reduction takes")
     mine = access.read(core, src, call.who("src")).copy()
     line = kernel_line()
     text = f"sendrecv_compute({line[0]}:{line[1]})"
-    answer = core.meeting.meet(core.number, Wait(("sendrecv_compute", partners(core)), partners(core), text, mine))
+    answer = core.meeting.arrive(core.number, Wait(("sendrecv_compute", partners(core)), partners(core), text, mine))
     incoming = answer[partners(core)[int(recv_from_rank)]]
     if incoming.dtype != mine.dtype or incoming.shape != mine.shape:
         call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"{incoming.dtype} {incoming.shape} arrives")
@@ -160,14 +160,14 @@ def core_barrier(
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
             others = [*core.memory.shared.shared.values(), *core.memory.shared.inputs]
-            if any(o is not data._storage and o.shadow is not None and o.shadow.marks is not None for o in others):
+            if any(o is not data._storage and o.history is not None and o.history.marks is not None for o in others):
                 actual = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
                 core.warn("barrier scope", actual, Relaxed)
             scope += others
         for storage in scope:
             races.clear(storage)
 
-    core.meeting.meet(core.number, Wait(key, partners(core), text, None), joined)
+    core.meeting.arrive(core.number, Wait(key, partners(core), text, None), joined)
     data._storage.info.touch(core.clock)
     work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "core_barrier",
             "meets": ("barrier", data._storage.info.number)}  # fmt: skip

@@ -22,7 +22,7 @@ from nkisim.errors import (
     WrongEngine,
     WrongSpace,
 )
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import card
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand, Target
@@ -163,7 +163,7 @@ def _chain(call: Call, tensor: NkiTensor, mode: bool | None = False) -> None:
     if mode is False or not marks.any():
         storage.chain = storage.chain % 255 + 1
     elif np.any((marks != 0) & (marks != access.chain_mark(storage, marks.itemsize))):
-        doubts.of_chains(call)
+        ambiguities.of_chains(call)
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:

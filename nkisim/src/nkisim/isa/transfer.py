@@ -14,7 +14,7 @@ from nkisim.core.context import current
 from nkisim.dtypes import ANY, INFO, WIDE, Array, Flags, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongDtype, WrongSpace
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
@@ -43,7 +43,7 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
-    doubts.of_copies(call)
+    ambiguities.of_copies(call)
     priority = args.get("priority")
     if priority is not None and call.core.geometry.generation < 4:
         raise NeedsNewerCore(f"{card.op} with priority")
@@ -104,9 +104,9 @@ def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Arra
         return access.read(call.core, tensor, who), None
     if dynamic.vector:
         rows = gather.resolve(call.core, tensor, who, skip)
-        doubts.of_skipped(call, rows.valid)
+        ambiguities.of_skipped(call, rows.valid)
         return gather.read(call.core, rows, who), None if rows.valid.all() else rows.valid
-    settled = access.settle(call.core, tensor, who)
+    settled = access.resolve_dynamic_offset(call.core, tensor, who)
     if settled is None:
         if skip:
             return None
@@ -132,14 +132,14 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
         values = to_fp32(values)
     if dynamic is not None and dynamic.vector:
         rows = gather.resolve(core, tensor, who, skip)
-        doubts.of_rows(call, rows.index[rows.valid])
-        doubts.of_skipped(call, rows.valid)
+        ambiguities.of_rows(call, rows.index[rows.valid])
+        ambiguities.of_skipped(call, rows.valid)
         if where is not None:
             rows = replace(rows, valid=rows.valid & _complete_rows(call, where, len(rows.index)))
         gather.write(core, rows, values, who)
         return
     if dynamic is not None:
-        settled = access.settle(core, tensor, who)
+        settled = access.resolve_dynamic_offset(core, tensor, who)
         if settled is None:
             if skip:
                 return

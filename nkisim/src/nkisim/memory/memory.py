@@ -22,7 +22,7 @@ from nkisim.errors import (
     TooManyPartitions,
 )
 from nkisim.geometry import Geometry
-from nkisim.memory.storage import Allocation, Bytes, Shadow, Storage, poison
+from nkisim.memory.storage import AccessHistory, Allocation, Bytes, Storage, poison
 from nkisim.policy import Policy
 
 
@@ -81,8 +81,8 @@ class SharedMemory:
                 mask = np.zeros((1, count * width), np.uint8)
                 if self.policy.numerics:
                     poison(data, request.dtype)
-        shadow = Shadow() if core < 0 and self.cores > 1 and self.policy.races else None
-        return Storage(info, data, mask, request.dtype, precise, complete=mask is None, shadow=shadow)
+        history = AccessHistory() if core < 0 and self.cores > 1 and self.policy.races else None
+        return Storage(info, data, mask, request.dtype, precise, complete=mask is None, history=history)
 
     def shared_hbm(self, request: Request, key: object) -> Storage:
         """Return the one storage that every core of the launch reaches under `key`."""

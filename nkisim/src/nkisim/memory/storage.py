@@ -87,7 +87,7 @@ class Storage:
     replaced_by: Allocation | None = None
     # storages at explicit addresses that share bytes with this one
     neighbours: Sequence[Storage] = ()
-    shadow: Shadow | None = None
+    history: AccessHistory | None = None
     # psum only: the number of the accumulation chain that wrote the byte last, 0 where no matmul did; the last chain's
     matmul: Bytes | None = None
     chain: int = 0
@@ -105,7 +105,7 @@ class Access:
 
 
 @dataclass(slots=True, eq=False)
-class Shadow:
+class AccessHistory:
     """Who accessed which byte of a shared storage since its cores last met."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -57,7 +57,7 @@ class NkiTensor(NoOperators):
         self._on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self._array: Array | None = None
         self._extent: Any = None
-        self._looks: tuple[Any, ...] | None = None
+        self._signature: tuple[Any, ...] | None = None
         self._written: Array | None = None
         self._products: Array | None = None
         self._slices: dict[Any, NkiTensor] | None = None
@@ -96,7 +96,7 @@ class NkiTensor(NoOperators):
         new.dtype = dtype or self.dtype
         new.buffer, new.name, new._storage = self.buffer, self.name, self._storage
         new._on_chip, new._dynamic = self._on_chip, dynamic
-        new._array = new._extent = new._looks = new._written = new._products = new._slices = None
+        new._array = new._extent = new._signature = new._written = new._products = new._slices = None
         new._compared = False
         new._fault = self._fault
         if fault is not None and self._fault is None:
@@ -311,7 +311,7 @@ class NkiTensor(NoOperators):
         info = self._storage.info
         return Room(self._on_chip, info.partitions, info.size // itemsize)
 
-    def _look(self) -> tuple[Any, ...]:
+    def _read_signature(self) -> tuple[Any, ...]:
         """Return the values that rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
         self._judge()
         start, beyond = 0, ""
@@ -321,8 +321,8 @@ class NkiTensor(NoOperators):
                 start += self.offset // self._row()
             if len(self.shape) > 2 or self.strides[-1] > views.MOST_STRIDE:
                 beyond = views.beyond_engines(self._layout())
-        self._looks = (self.shape, self.dtype, self.buffer._value_, start, beyond)
-        return self._looks
+        self._signature = (self.shape, self.dtype, self.buffer._value_, start, beyond)
+        return self._signature
 
     def _may_reinterpret(self, dtype: str) -> None:
         if dtype != self.dtype and not self._storage.precise:

@@ -86,7 +86,7 @@ def inferred(value: float, unit: str, why: str, low: float, high: float) -> Cons
 
 
 @dataclass(frozen=True, slots=True)
-class Quantities(Generic[T]):
+class ChipSpec(Generic[T]):
     """The facts of one accelerator generation; field names carry the quantity, `unit` the unit."""
 
     name: str
@@ -207,12 +207,12 @@ class Quantities(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers(Quantities[float]):
+class ResolvedSpec(ChipSpec[float]):
     """The plain numbers of one case of the band, in the units that the constants state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chip(Quantities[Constant]):
+class Chip(ChipSpec[Constant]):
     """One accelerator generation, every number with its unit, source, kind and range."""
 
     def constants(self) -> dict[str, Constant]:
@@ -220,13 +220,13 @@ class Chip(Quantities[Constant]):
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Constant)}
 
-    def at(self, case: str) -> Numbers:
+    def at(self, case: str) -> ResolvedSpec:
         """The plain numbers of one case: `low`, `nominal` or `high` latency."""
         return _numbers(self, case)
 
 
 @lru_cache(maxsize=16)
-def _numbers(chip: Chip, case: str) -> Numbers:
+def _numbers(chip: Chip, case: str) -> ResolvedSpec:
     if case not in CASES:
         raise ValueError(f"case {case!r} is not one of {', '.join(CASES)}")
-    return Numbers(chip.name, chip.geometry, **{name: c.at(case) for name, c in chip.constants().items()})
+    return ResolvedSpec(chip.name, chip.geometry, **{name: c.at(case) for name, c in chip.constants().items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.program import Program
@@ -21,7 +21,7 @@ class PathEvent(NamedTuple):
     parts: tuple[tuple[str, float], ...]
 
 
-def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent, ...]:
+def critical_path(program: Program, times: Times, n: ResolvedSpec) -> tuple[PathEvent, ...]:
     """Walk back from the event that ends last to time zero.
 
     The parts of all steps add up to the latency.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.chip import CASES, Chip, ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
@@ -102,7 +102,7 @@ class Look(NamedTuple):
 class _Laws:
     """The costs of events in all cases; events that look alike are costed once."""
 
-    def __init__(self, events: Sequence[Event], numbers: list[Numbers]) -> None:
+    def __init__(self, events: Sequence[Event], numbers: list[ResolvedSpec]) -> None:
         self.numbers = numbers
         self.tiles = _tile_bounds(events)
         self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
@@ -118,7 +118,7 @@ class _Laws:
             costs = self.by_look[key] = [self._cost(event, n, full_tile) for n in self.numbers]
         return costs
 
-    def _cost(self, event: Event, n: Numbers, full_tile: bool) -> AnyCost:
+    def _cost(self, event: Event, n: ResolvedSpec, full_tile: bool) -> AnyCost:
         if event.engine == "dma":
             return dma_cost(event, n, full_tile)
         return law_of(event.engine, event.op)(event, n)
@@ -201,7 +201,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         key = event.op, event.engine, event.core, id(event.work), id(event.reads), id(event.writes)
         look = looks.get(key)
         if look is None:
-            look = looks[key] = _look(program, laws, event)
+            look = looks[key] = _read_signature(program, laws, event)
         lane, cost, choice, operands = look
         first, rest = dependence.edges(position, lane, event, operands)
         if first is not rest:
@@ -219,7 +219,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     return program
 
 
-def _look(program: Program, laws: _Laws, event: Event) -> Look:
+def _read_signature(program: Program, laws: _Laws, event: Event) -> Look:
     """The facts that an event shares with those that name the same work and operands."""
     costs = laws.costs(event)
     chosen = event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown"

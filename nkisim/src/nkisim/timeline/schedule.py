@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.chip import CASES, Chip, ResolvedSpec
+from nkisim.timeline.compiler_model import COMPILER, CompilerModel
 from nkisim.timeline.costs.dma import COLLECTIVES, DmaCost, hbm_bytes
 from nkisim.timeline.costs.engines import MatmulCost
 from nkisim.timeline.critical_path import PathEvent, critical_path, waits_by_cause
-from nkisim.timeline.habits import COMPILER, Habits
 from nkisim.timeline.list_scheduler import Machine
 from nkisim.timeline.pipelining import pipelined
 from nkisim.timeline.program import Program, prepare
@@ -63,7 +63,9 @@ class Schedule:
     waits_ns: dict[str, float]
 
 
-def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habits: Habits = COMPILER) -> Schedule:
+def schedule(
+    events: Sequence[Event], chip: Chip = TRN2, band: bool = True, compiler: CompilerModel = COMPILER
+) -> Schedule:
     """Schedule a launch's events.
 
     Args:
@@ -77,14 +79,14 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
     """
     written = prepare(events, chip, CASES if band else ("nominal",))
     n = chip.at("nominal")
-    if not habits.spread_copies:
+    if not compiler.spread_copies:
         written.choices.clear()
     machines = [Machine(order, chip, "nominal") for order in dict.fromkeys((written, pipelined(written, n)))]
     for machine in machines:
         machine.run()
     ends = [max(machine.times.end, default=0.0) for machine in machines]
     # a compiler keeps the order of the program where its own is not faster
-    place = {"program": 0, "reordered": len(ends) - 1}.get(habits.order, ends.index(min(ends)))
+    place = {"program": 0, "reordered": len(ends) - 1}.get(compiler.order, ends.index(min(ends)))
     best = machines[place]
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
@@ -144,7 +146,7 @@ def hbm_peak(events: Sequence[Event], chip: Chip) -> float:
     return min(cores * engines, chip.hbm_bytes_per_ns.value)
 
 
-def _memory(program: Program, hbm_moved: float, n: Numbers) -> float:
+def _memory(program: Program, hbm_moved: float, n: ResolvedSpec) -> float:
     """The least time for the transfers: each core's bytes over its engines, and all over the HBM stack."""
     through: dict[int, float] = {}
     for event, cost in zip(program.events, program.costs["nominal"], strict=True):
@@ -154,7 +156,7 @@ def _memory(program: Program, hbm_moved: float, n: Numbers) -> float:
     return max(engines, hbm_moved / (n.hbm_bytes_per_ns * _stacks(program, n)))
 
 
-def _stacks(program: Program, n: Numbers) -> int:
+def _stacks(program: Program, n: ResolvedSpec) -> int:
     """HBM stacks that the launch's cores read from."""
     return len({core // int(n.cores_per_hbm_stack) for core, _ in program.lanes}) or 1
 

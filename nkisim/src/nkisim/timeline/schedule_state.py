@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost
 
 NO_EVENT = -1
@@ -70,7 +70,7 @@ class TensorClock:
 
     __slots__ = ("cool", "lift", "multiply_start", "slowdown", "spans", "warm", "window", "work")
 
-    def __init__(self, n: Numbers) -> None:
+    def __init__(self, n: ResolvedSpec) -> None:
         # (start, stop, share of the rows)
         self.spans: deque[tuple[float, float, float]] = deque()
         self.work = 0.0

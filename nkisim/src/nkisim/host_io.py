@@ -62,7 +62,7 @@ def to_numpy(value: Any) -> Any:
     return value.numpy()
 
 
-def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
+def to_device(memory: SharedMemory, value: Any, name: str) -> Argument:
     """Copy a host array into HBM.
 
     Raises:
@@ -124,7 +124,7 @@ def to_torch(array: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def release(core: Core, value: Any, torch: bool) -> Any:
+def to_host(core: Core, value: Any, torch: bool) -> Any:
     """Turn a kernel's results into host values.
 
     Raises:
@@ -134,9 +134,9 @@ def release(core: Core, value: Any, torch: bool) -> Any:
     if isinstance(value, NkiTensor):
         return _release_tensor(core, value, torch)
     if isinstance(value, (tuple, list)):
-        return type(value)(release(core, v, torch) for v in value)
+        return type(value)(to_host(core, v, torch) for v in value)
     if isinstance(value, dict):
-        return {k: release(core, v, torch) for k, v in value.items()}
+        return {k: to_host(core, v, torch) for k, v in value.items()}
     if value is None or isinstance(value, (int, float, str, bool)):
         return value
     raise BadOutput("launch", "return value", f"is {type(value).__name__}", "return tensors, or tuples of them")

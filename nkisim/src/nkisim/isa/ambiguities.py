@@ -13,7 +13,7 @@ from nkisim.memory.tensor import NkiTensor
 COPIES = frozenset({"tensor_copy", "dma_copy"})
 
 
-def doubt(call: Call, about: str, question: str) -> None:
+def warn_ambiguous(call: Call, about: str, question: str) -> None:
     """Warn once in a launch."""
     text = f"{call.card.op}: {about}; no document says {question}: ask a device"
     call.core.warn(f"{call.card.op} {question}", text, AmbiguousManual)
@@ -63,31 +63,31 @@ def of_operands(call: Call) -> None:
     inputs = [call.tensors[o.name] for o in call.card.operands if o.role != "out" and o.name in call.tensors]
     wide = [t for t in inputs if t.buffer.value == "sbuf" and t.size > t.shape[0] and call.engine != "dma"]
     if len({_start(t) for t in wide}) > 1 and call.engine != "tensor":
-        doubt(call, "two SBUF inputs start at different partitions", "whether an engine reads both")
+        warn_ambiguous(call, "two SBUF inputs start at different partitions", "whether an engine reads both")
 
 
 def of_addresses(call: Call, writes: list[NkiTensor]) -> None:
     """Doubts about where results go: several to one place, or over what is still to be read."""
     for target in writes:
         if 0 in target.strides and any(n > 1 for step, n in zip(target.strides, target.shape, strict=True) if not step):
-            doubt(call, "dst has a step of 0", "which of its elements stays")
+            warn_ambiguous(call, "dst has a step of 0", "which of its elements stays")
         source = call.tensors.get("src")
         if source is None or call.card.op not in COPIES or source._storage is not target._storage:
             continue
         if _meet(source, target):
-            doubt(call, "src and dst overlap", "whether all of src is read before dst is written")
+            warn_ambiguous(call, "src and dst overlap", "whether all of src is read before dst is written")
 
 
 def of_rows(call: Call, rows: Array) -> None:
     """A doubt about a scatter's rows."""
     if len(np.unique(rows)) < len(rows):
-        doubt(call, "two rows of a scatter go to one place", "which of them stays")
+        warn_ambiguous(call, "two rows of a scatter go to one place", "which of them stays")
 
 
 def of_largest(call: Call, results: list[Array]) -> list[Array]:
     """A doubt about NaN among the largest values; returns the results as they are."""
     if np.isnan(results[0]).any():
-        doubt(call, "src holds NaN", "whether NaN is larger than every number, as it is here")
+        warn_ambiguous(call, "src holds NaN", "whether NaN is larger than every number, as it is here")
     return results
 
 

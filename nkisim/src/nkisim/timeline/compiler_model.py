@@ -8,8 +8,8 @@ ORDERS = ("lesser", "program", "reordered")
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """One compiler's habits; nkisim/docs/simulator_time.md lists what else is assumed of it.
+class CompilerModel:
+    """What one compiler does; nkisim/docs/simulator_time.md lists what else is assumed of it.
 
     Attributes:
         order: "program" keeps each engine's instructions as written, which fits versions of a kernel that the compiler
@@ -32,4 +32,4 @@ class Habits:
             raise ValueError(f"an order cannot be {self.order!r}; it can be {', '.join(ORDERS)}")
 
 
-COMPILER = Habits()
+COMPILER = CompilerModel()
