@@ -221,14 +221,7 @@ class Session:
     """One rank of a launch while it runs: its HBM, its cores, its arguments."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        policy: Policy,
-        geometry: Geometry,
-        meeting: Rendezvous,
-        *,
-        first: int,
-        rank: int,
+        self, kernel: Kernel, policy: Policy, geometry: Geometry, meeting: Rendezvous, *, first: int, rank: int
     ) -> None:
         self.kernel, self.policy, self.geometry = kernel, policy, geometry
         self.memory = SharedMemory(geometry, policy, kernel.lnc)

@@ -163,8 +163,7 @@ def pytest_configure(config: pytest.Config) -> None:
         used.setenv(VARIABLE, config.getoption("nki"))
         config.add_cleanup(used.undo)
     config.addinivalue_line(
-        "markers",
-        "nki_latency(max_us): what nki_kernel runs takes at most max_us microseconds (simulated)",
+        "markers", "nki_latency(max_us): what nki_kernel runs takes at most max_us microseconds (simulated)"
     )
 
 

@@ -131,9 +131,7 @@ def test_fault_in_a_method_of_another_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["helper.f(a)", "f(a)", "g(a)", "nl.fori_loop(0, 3, f)"],
-    ids=["module", "name", "package", "value"],
+    "call", ["helper.f(a)", "f(a)", "g(a)", "nl.fori_loop(0, 3, f)"], ids=["module", "name", "package", "value"]
 )
 def test_callees_are_followed(call: str, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def f(x):\n    return [i for i in x]\n")

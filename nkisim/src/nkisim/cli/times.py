@@ -20,11 +20,7 @@ ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compil
 def row(launch: Launch, numerics: bool = True, compiler: CompilerModel = COMPILER) -> dict[str, Any]:
     """One launch's times and its bound."""
     events = launch.run(recording=True, numerics=numerics).recording.events
-    return {
-        "kernel": launch.name,
-        "instructions": len(events),
-        **figures(schedule(events, compiler=compiler)),
-    }
+    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, compiler=compiler))}
 
 
 def figures(result: Schedule) -> dict[str, Any]:

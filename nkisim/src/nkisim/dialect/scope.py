@@ -102,10 +102,7 @@ def _is_private(module: Module, value: ast.AST) -> bool:
 
 
 def _tensors(
-    module: Module,
-    function: FunctionNode,
-    values: dict[str, list[ast.AST | None]],
-    parameters: list[ast.arg],
+    module: Module, function: FunctionNode, values: dict[str, list[ast.AST | None]], parameters: list[ast.arg]
 ) -> frozenset[str]:
     """Names that hold tensors: allocated, annotated or used as one, and views of those."""
     annotated = {a.arg for a in parameters if a.annotation and _is_tensor_type(module, a.annotation)}

@@ -14,13 +14,7 @@ from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
 from nkisim.isa import lanes
 from nkisim.isa.card import card
 from nkisim.isa.operators import BINARY, Op, reduce_axis
-from nkisim.isa.rules import (
-    not_both_psum,
-    operator,
-    same_dtype,
-    same_elements,
-    same_partitions,
-)
+from nkisim.isa.rules import not_both_psum, operator, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import Call, Masked, Operand, Results, Target
 from nkisim.isa.tokens import TOKENS
 from nkisim.memory.memory import check_start
@@ -120,12 +114,7 @@ def _select_finish(call: Call, results: Results) -> Results:
 @card(
     "vector",
     Operand("dst", "out"),
-    Operand(
-        "predicate",
-        "in",
-        dtypes=frozenset({"int8", "uint8", "int16", "uint16", "bool"}),
-        math="raw",
-    ),
+    Operand("predicate", "in", dtypes=frozenset({"int8", "uint8", "int16", "uint16", "bool"}), math="raw"),
     Operand("on_true", "in"),
     Operand("on_false", "in", scalar=True, column=True),
     Operand("reduce_res", "out", dtypes=FLOATS, optional=True, column=True),

@@ -54,13 +54,7 @@ def _affine(rows: int, pattern: Pattern, offset: int, multiplier: int) -> Array:
 
 
 @card("gpsimd", Operand("dst", "out", spaces=SBUF), rules=(_pattern,))
-def iota(
-    dst: Target,
-    pattern: Pattern,
-    offset: int = 0,
-    channel_multiplier: int = 0,
-    name: str | None = None,
-) -> Array:
+def iota(dst: Target, pattern: Pattern, offset: int = 0, channel_multiplier: int = 0, name: str | None = None) -> Array:
     """Generate an affine pattern of indices."""
     return _affine(dst.shape[0], pattern, offset, channel_multiplier)
 

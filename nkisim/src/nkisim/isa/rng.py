@@ -112,12 +112,7 @@ def _one(call: Call) -> None:
         call.refuse(ShapeMismatch, "src_seeds", f"has shape {call.tensors['src_seeds'].shape}", "[1, 1] is needed")
 
 
-@card(
-    "vector",
-    Operand("src_seeds", "in", spaces=ON_CHIP, dtypes=_WORDS, math="raw"),
-    rules=(_one,),
-    finish=_seeded,
-)
+@card("vector", Operand("src_seeds", "in", spaces=ON_CHIP, dtypes=_WORDS, math="raw"), rules=(_one,), finish=_seeded)
 def set_rng_seed(src_seeds: Array, name: str | None = None) -> Array:
     """Seed the Vector Engine's generator."""
     return np.ascontiguousarray(src_seeds)

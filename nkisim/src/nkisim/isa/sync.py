@@ -10,15 +10,7 @@ from nkisim.core.context import Core, current, since
 from nkisim.core.cores import Wait
 from nkisim.dtypes import ANY, INFO, MOVED, to_fp32
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
-from nkisim.errors import (
-    BadLaunch,
-    Relaxed,
-    ShapeMismatch,
-    TileTooLarge,
-    WrongArgument,
-    WrongDtype,
-    WrongSpace,
-)
+from nkisim.errors import BadLaunch, Relaxed, ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype, WrongSpace
 from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction

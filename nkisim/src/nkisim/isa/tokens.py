@@ -11,10 +11,7 @@ from nkisim.isa.activations import UNARY
 from nkisim.isa.operators import BINARY, Op
 from nkisim.isa.statement import bound_to
 
-_PARAMETERS = {
-    1: "x",
-    2: "x y",
-}
+_PARAMETERS = {1: "x", 2: "x y"}
 
 
 class Token:

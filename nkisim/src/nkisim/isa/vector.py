@@ -8,14 +8,7 @@ import numpy as np
 
 from nkisim.dtypes import Array
 from nkisim.enums import engine, reduce_cmd
-from nkisim.errors import (
-    NotSimulated,
-    ShapeMismatch,
-    WrongArgument,
-    WrongDtype,
-    WrongEngine,
-    WrongOperator,
-)
+from nkisim.errors import NotSimulated, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongOperator
 from nkisim.isa import lanes
 from nkisim.isa.card import card
 from nkisim.isa.operators import Op, reduce_axis
@@ -89,12 +82,7 @@ def _tensor_tensor_math(call: Call) -> str:
     math=_tensor_tensor_math,
 )
 def tensor_tensor(
-    dst: Target,
-    data1: Array,
-    data2: Array,
-    op: Op,
-    engine: engine = engine.unknown,
-    name: str | None = None,
+    dst: Target, data1: Array, data2: Array, op: Op, engine: engine = engine.unknown, name: str | None = None
 ) -> Array:
     """Combine two tiles element by element."""
     return op.fn(data1, data2)

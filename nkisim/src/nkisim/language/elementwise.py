@@ -71,12 +71,7 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
     return dst
 
 
-@card(
-    "vector",
-    Operand("dst", "out"),
-    Operand("data", "in"),
-    rules=(same_elements("dst", "data"),),
-)
+@card("vector", Operand("dst", "out"), Operand("data", "in"), rules=(same_elements("dst", "data"),))
 def language_function(dst: Any, data: Any, op: Any, name: str | None = None) -> Any:
     """Stand for the undocumented instruction sequence of a language function."""
     return op.fn(data)

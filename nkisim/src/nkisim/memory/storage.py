@@ -131,10 +131,7 @@ def poison(data: Bytes, dtype: str) -> None:
 
 
 def view_of(
-    storage_bytes: Bytes,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    where: tuple[int, tuple[int, ...]],
+    storage_bytes: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...], where: tuple[int, tuple[int, ...]]
 ) -> Array:
     """Return a numpy view of bytes; `where` is (byte offset, byte strides)."""
     offset, strides = where

@@ -10,13 +10,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from nkisim.dtypes import INFO, WIDE, Array, bits_of, name_of, storage_of, to_fp32
-from nkisim.errors import (
-    AmbiguousManual,
-    IllegalView,
-    LawError,
-    NotSimulated,
-    OutOfRange,
-)
+from nkisim.errors import AmbiguousManual, IllegalView, LawError, NotSimulated, OutOfRange
 from nkisim.lines import kernel_line
 from nkisim.memory import indexing, patterns, views
 from nkisim.memory.no_operators import NoOperators
@@ -204,10 +198,7 @@ class NkiTensor(NoOperators):
         return self._same_dims(views.reshape(self._layout(), shape, self._on_chip), "reshape")
 
     def rearrange(
-        self,
-        src_pattern: Sequence[object],
-        dst_pattern: Sequence[object],
-        fixed_sizes: Mapping[str, int] | None = None,
+        self, src_pattern: Sequence[object], dst_pattern: Sequence[object], fixed_sizes: Mapping[str, int] | None = None
     ) -> NkiTensor:
         """Split, reorder and merge dimensions by name: (('b', ('h', 'w')), ('b', 'w', 'h'))."""
         if self._dynamic is not None:

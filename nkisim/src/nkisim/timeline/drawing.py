@@ -84,17 +84,7 @@ def bars(events: Sequence[Event], result: Schedule, lane: int, scale: float) -> 
             last.work += end - start
             continue
         line = f"{event.line[0].split('/')[-1]}:{event.line[1]}"
-        rows.append(
-            Bar(
-                start,
-                end,
-                event.name or event.op,
-                line,
-                _event_colour(event, result, lane),
-                1,
-                end - start,
-            )
-        )
+        rows.append(Bar(start, end, event.name or event.op, line, _event_colour(event, result, lane), 1, end - start))
     return rows
 
 
