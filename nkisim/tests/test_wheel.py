@@ -1,4 +1,4 @@
-"""The wheel, in an environment with numpy and ml_dtypes and nothing else, runs the README."""
+"""nkisim by itself: its wheel in an environment with numpy and ml_dtypes and nothing else runs the README."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def isolated(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that holds only the wheel; pip would refuse a third dependency."""
-    folder = tmp_path_factory.mktemp("installed")
+    folder = tmp_path_factory.mktemp("isolated")
     venv.create(folder, with_pip=False)
     (site,) = folder.glob("lib/python3*/site-packages")
     for pattern in ALLOWED:
@@ -92,31 +92,31 @@ def test_the_sdist_is_the_folder(wheel: Path) -> None:
     assert {f.relative_to(ROOT).as_posix() for f in files} | {"Makefile", "LICENSE", "CHANGELOG.md"} <= names
 
 
-def test_every_module_loads_and_none_is_ours(installed: Path, tmp_path: Path) -> None:
+def test_every_module_loads_without_ours(isolated: Path, tmp_path: Path) -> None:
     program = (
         "import importlib, pkgutil, sys, nkisim\n"
         "names = [m.name for m in pkgutil.walk_packages(nkisim.__path__, 'nkisim.') if '__main__' not in m.name]\n"
         "for name in names: name == 'nkisim.pytest_plugin' or importlib.import_module(name)\n"
         "print(len(names), sorted({'torch', 'jax', 'pytest', 'model', 'nki_kernels'} & set(sys.modules)))\n"
     )
-    done = in_folder(tmp_path, installed / "python", "-c", program)
+    done = in_folder(tmp_path, isolated / "python", "-c", program)
     count, others = done.stdout.split(maxsplit=1)
     assert int(count) > 75, done.stderr
     assert others == "[]\n"
-    command = [installed / "python", "-m", "validation"]
+    command = [isolated / "python", "-m", "validation"]
     assert (
         "No module named validation"
         in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
     )
 
 
-def test_the_readme_s_first_screen_is_reproduced(installed: Path, tmp_path: Path) -> None:
+def test_the_readme_s_first_screen_prints_its_output(isolated: Path, tmp_path: Path) -> None:
     (tmp_path / "softmax.py").write_text(block("# softmax.py"), encoding="utf-8")
     steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block("$ nkisim run"), re.M)
     assert len(steps) == 4
     for command, printed in steps:
         words = shlex.split(command)
-        done = in_folder(tmp_path, installed / words[0], *words[1:])
+        done = in_folder(tmp_path, isolated / words[0], *words[1:])
         assert done.stdout + done.stderr == printed
         assert done.returncode == (2 if printed.startswith("error") else 0)
     assert (tmp_path / "softmax.svg").read_bytes() == (ROOT / "softmax.svg").read_bytes()

@@ -96,7 +96,7 @@ def test_a_look_alike_is_not_the_vendor(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_vendor_agrees() -> None:
-    installed = witness.vendor()
-    if installed is None:
+    result = witness.vendor()
+    if result is None:
         pytest.skip(witness.ABSENT)
-    assert observed(installed).exact == 1
+    assert observed(result).exact == 1

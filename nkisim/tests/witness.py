@@ -26,7 +26,7 @@ GAP = {4: 2.0**-16, 2: 2.0**-8, 1: 2.0**-3}
 
 
 def is_real(package: ModuleType) -> bool:
-    """Whether a package is the vendor's nki, not an empty look-alike or nkisim: by what it can do."""
+    """Distinguish a vendor's nki from an empty look-alike and from nkisim, by what it can do."""
     parts = (getattr(package, "isa", None), getattr(package, "language", None))
     able = hasattr(parts[0], "nc_matmul") and hasattr(parts[1], "ndarray")
     return able and callable(getattr(package, "simulate", None)) and not hasattr(package, "__nkisim__")
@@ -76,9 +76,9 @@ class Witness:
         before, outcome = (self.exact, self.within), "an error"
         try:
             with _names_of(self.package, used):
-                other_outputs = self.package.simulate(self.package.jit(kernel)[lnc])(*args)
+                received = self.package.simulate(self.package.jit(kernel)[lnc])(*args)
             outcome = "different"
-            for mine, other in zip(_arrays(ours), _arrays(other_outputs), strict=True):
+            for mine, other in zip(_arrays(ours), _arrays(received), strict=True):
                 self._compare(mine, np.asarray(other))
             outcome = ""
         finally:

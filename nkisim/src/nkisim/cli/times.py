@@ -9,17 +9,17 @@ from typing import Any
 import nkisim
 from nkisim.cli.launches import Launch
 from nkisim.command import read_json
+from nkisim.timeline.compiler_model import COMPILER, ORDER, CompilerModel
 from nkisim.timeline.drawing import clock
-from nkisim.timeline.habits import COMPILER, ORDER, Habits
 from nkisim.timeline.schedule import Schedule, schedule
 
 FORMAT = "nkisim-times-1"
 
 
-def row(launch: Launch, numerics: bool = True, habits: Habits = COMPILER) -> dict[str, Any]:
+def row(launch: Launch, numerics: bool = True, compiler: CompilerModel = COMPILER) -> dict[str, Any]:
     """One launch's times and its bound."""
     events = launch.run(recording=True, numerics=numerics).recording.events
-    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, habits=habits))}
+    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, compiler=compiler))}
 
 
 def figures(result: Schedule) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{clock(r['likely_low_ns'])} to {clock(r['likely_high_ns'])}, possible {clock(r['low_ns'])} to "
             f"{clock(r['high_ns'])}\n"
             f"  as written {clock(r['program_order_ns'])}, reordered {clock(r['reordered_ns'])}\n"
-            f"  a launch adds {clock(r['profiled_launch_ns'])} to a kernel that is profiled by itself, "
-            f"{clock(r['launch_ns'])} once to a graph, and {clock(r['host_dispatch_ns'])} on the host\n"
+            f"  a launch adds {clock(r['profiled_launch_ns'])} in a profile, {clock(r['launch_ns'])} once for a "
+            f"graph, and {clock(r['host_dispatch_ns'])} on the host\n"
             f"  {r['roofline_share']:.0%} of the roofline ({r['bound']}), {r['hbm_bytes'] / 2**20:,.2f} MiB of HBM "
             f"traffic, {r['instructions']:,} instructions\n"
             f"  critical path: {path}"

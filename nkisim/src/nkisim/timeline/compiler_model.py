@@ -10,8 +10,8 @@ ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compil
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """One compiler's habits; docs/time.md lists what else is assumed of it.
+class CompilerModel:
+    """What one compiler does; docs/time.md lists what else is assumed of it.
 
     Attributes:
         order: "program" keeps each engine's instructions as written, which fits versions of a kernel that the compiler
@@ -34,4 +34,4 @@ class Habits:
             raise ValueError(f"an order cannot be {self.order!r}; it can be {', '.join(ORDERS)}")
 
 
-COMPILER = Habits()
+COMPILER = CompilerModel()
