@@ -45,7 +45,7 @@ def figures(result: Schedule) -> dict[str, Any]:
 
 
 def to_json(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of a times file; no time of a row includes a launch, whose own times are in the row."""
+    """The content of a times file; no time of a row includes a launch; the times of a launch are in the row too."""
     about = {"format": FORMAT, "source": "simulated", "launch": "not included", "nkisim": nkisim.__version__}
     return {**about, "chip": "trn2", "times": list(rows)}
 
