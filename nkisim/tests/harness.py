@@ -53,17 +53,17 @@ def on_device(
             results.append(out)
         return tuple(results)
 
-    found = _both(kernel, tuple(inputs), 1, policy)
-    return found[0] if len(found) == 1 else found
+    result = _both(kernel, tuple(inputs), 1, policy)
+    return result[0] if len(result) == 1 else result
 
 
 def _both(kernel: Callable[..., Any], args: tuple[Any, ...], lnc: int, policy: nkisim.Policy | None) -> Any:
     """Run a kernel here and, with --witness, on the vendor's simulator."""
     copies = tuple(np.array(a) if isinstance(a, np.ndarray) else a for a in args) if witness.ACTIVE else ()
-    found = nkisim.run(nkisim.jit(kernel)[lnc], args, policy=policy).outputs
+    result = nkisim.run(nkisim.jit(kernel)[lnc], args, policy=policy).outputs
     if witness.ACTIVE and policy in (None, nkisim.Policy()):
-        witness.ACTIVE[0].check(kernel, lnc, copies, found)
-    return found
+        witness.ACTIVE[0].check(kernel, lnc, copies, result)
+    return result
 
 
 def on_hbm(kernel: Callable[..., Any], inputs: Sequence[Any]) -> Any:

@@ -45,13 +45,13 @@ def kernel_line() -> Line:
 
 def failing_line(trace: TracebackType | None) -> Line | None:
     """Return the kernel line of an exception: its innermost frame outside this package."""
-    found: Line | None = None
+    result: Line | None = None
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if not _is_ours(name) and not _is_library(name):
-            found = (name, trace.tb_lineno)
+            result = (name, trace.tb_lineno)
         trace = trace.tb_next
-    return found
+    return result
 
 
 def asserted(trace: TracebackType | None) -> str:

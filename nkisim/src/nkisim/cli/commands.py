@@ -15,8 +15,8 @@ from nkisim.cli.launches import Launch, add_options, launches
 from nkisim.command import Parser
 from nkisim.event import Event
 from nkisim.report import page
+from nkisim.timeline.compiler_model import ORDERS, CompilerModel
 from nkisim.timeline.drawing import draw
-from nkisim.timeline.habits import ORDERS, Habits
 from nkisim.timeline.recording_file import read, save
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trace_viewer import trace
@@ -57,8 +57,8 @@ def time(arguments: Sequence[str]) -> int:
         "--order", choices=ORDERS, default="lesser", help="the order that the latency is of (default: the faster one)"
     )
     options = parser.parse_args(arguments)
-    habits = Habits(order=options.order)
-    rows = [times.row(launch, not options.no_numerics, habits) for launch in launches(options)]
+    compiler = CompilerModel(order=options.order)
+    rows = [times.row(launch, not options.no_numerics, compiler) for launch in launches(options)]
     print(json.dumps(times.to_json(rows), indent=1) if options.json else times.text(rows))
     return 0
 
@@ -67,7 +67,7 @@ def report(arguments: Sequence[str]) -> int:
     """Write a timeline as a page or a picture, or compare times with those of an earlier version."""
     parser = Parser(prog="nkisim report", description=report.__doc__)
     add_options(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the timeline: .html, or .svg for the picture alone")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the timeline: .html, or .svg for the picture only")
     parser.add_argument("--against", type=Path, metavar="BASE.json", help="times to compare with (nkisim time --json)")
     parser.add_argument("--format", choices=("markdown", "text", "json"), default="text", help="of the comparison")
     parser.add_argument("--json", action="store_true", help="errors as JSON; with --against the comparison too")

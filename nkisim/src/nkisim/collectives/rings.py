@@ -47,8 +47,7 @@ def collective_permute(
 
 def _channels(op: str, ids: Any, *lists: Any) -> list[list[Any]]:
     if list(ids) != list(range(len(ids))) or any(len(item) != len(ids) for item in lists):
-        found = f"are {list(ids)}"
-        raise WrongArgument(op, "channel_ids", found, "consecutive from 0, one tensor list each")
+        raise WrongArgument(op, "channel_ids", f"are {list(ids)}", "consecutive from 0, one tensor list each")
     return [list(item) for item in lists]
 
 

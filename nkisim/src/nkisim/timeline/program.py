@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.chip import CASES, Chip, ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
@@ -79,9 +79,9 @@ def lane_of(event: Event) -> Lane:
     return event.core, issuer
 
 
-def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
+def _cost_key(event: Event, full_tile: bool) -> tuple[object, ...]:
     """The facts of an event that the cost laws can see."""
-    key: list[object] = [event.engine, event.op, len(event.reads), whole]
+    key: list[object] = [event.engine, event.op, len(event.reads), full_tile]
     for x in event.reads + event.writes:
         low, high = x.span
         key += (x.space, x.dtype, x.elements, x.partitions, x.row_bytes, high - low)
@@ -102,7 +102,7 @@ class Look(NamedTuple):
 class _Laws:
     """The costs of events in all cases; events that look alike are costed once."""
 
-    def __init__(self, events: Sequence[Event], numbers: list[Numbers]) -> None:
+    def __init__(self, events: Sequence[Event], numbers: list[ResolvedSpec]) -> None:
         self.numbers = numbers
         self.tiles = _tile_bounds(events)
         self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
@@ -111,16 +111,16 @@ class _Laws:
 
     def costs(self, event: Event) -> list[AnyCost]:
         """The cost of one event, a value for each case."""
-        whole = event.engine == "dma" and self._fills_a_tile(event)
-        key = _cost_key(event, whole)
+        full_tile = event.engine == "dma" and self._fills_a_tile(event)
+        key = _cost_key(event, full_tile)
         costs = self.by_look.get(key)
         if costs is None:
-            costs = self.by_look[key] = [self._cost(event, n, whole) for n in self.numbers]
+            costs = self.by_look[key] = [self._cost(event, n, full_tile) for n in self.numbers]
         return costs
 
-    def _cost(self, event: Event, n: Numbers, whole: bool) -> AnyCost:
+    def _cost(self, event: Event, n: ResolvedSpec, full_tile: bool) -> AnyCost:
         if event.engine == "dma":
-            return dma_cost(event, n, whole)
+            return dma_cost(event, n, full_tile)
         return law_of(event.engine, event.op)(event, n)
 
     def _fills_a_tile(self, event: Event) -> bool:
@@ -201,7 +201,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         key = event.op, event.engine, event.core, id(event.work), id(event.reads), id(event.writes)
         look = looks.get(key)
         if look is None:
-            look = looks[key] = _look(program, laws, event)
+            look = looks[key] = _read_signature(program, laws, event)
         lane, cost, choice, operands = look
         first, rest = dependence.edges(position, lane, event, operands)
         if first is not rest:
@@ -219,7 +219,7 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     return program
 
 
-def _look(program: Program, laws: _Laws, event: Event) -> Look:
+def _read_signature(program: Program, laws: _Laws, event: Event) -> Look:
     """The facts that an event shares with those that name the same work and operands."""
     costs = laws.costs(event)
     chosen = event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown"
@@ -233,7 +233,7 @@ Signals = list[int | None]
 def _signals(lanes: list[Lane]) -> list[Signals]:
     """The way in which an event of each kind learns of an earlier one.
 
-    An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
+    An in-order engine orders its own writes after its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait, and
     always signal. An engine that only read frees its operand early.
     """
