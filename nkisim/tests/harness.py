@@ -12,8 +12,8 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
-import witness
 from nkisim.errors import Relaxed
+from validation import witness
 
 STORED = {
     "float32": np.float32,

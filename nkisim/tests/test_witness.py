@@ -14,10 +14,10 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-import witness
 from harness import draw, on_device
 from nkisim.install import install
 from stand_in import package
+from validation import witness
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/witness.md"
