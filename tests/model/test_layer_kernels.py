@@ -147,6 +147,13 @@ def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
     assert all(torch.equal(a[:-SPARE_PAGES], b[:-SPARE_PAGES]) for a, b in zip(*pools, strict=True))
 
 
+def test_more_rows_than_partitions_are_refused() -> None:
+    q, k, v = (torch.zeros(1, heads, 9, 128) for heads in (16, 1, 1))
+    cache = empty_caches(PRESETS["Qwen/Qwen3-0.6B"], 8, 20, torch.float32)[0]
+    with pytest.raises(UserError, match=r"has 144 rows, at most 128 .* lower k, or use --kernels reference"):
+        make_context("nki", 8).attention(q, k, v, cache, rows(0, 9, torch.ones(1, 8, dtype=torch.int32)))
+
+
 def test_a_launch_survives_as_text() -> None:
     launch = Launch("gumbel_noise", ["#0", "#1", "#2", 17, None, 0.5], (Result((2, 3), "float32"),), (1,))
     operands = [Result((1, 2), "int32"), Result((4,), "bfloat16")]
