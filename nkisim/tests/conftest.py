@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import stand_in
-import witness
 from nkisim import machine
+from validation import stand_in, witness
 
 # the plugin also where nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]

@@ -12,22 +12,12 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
-import witness
 from nkisim.errors import Relaxed
+from validation import witness
 
-STORED = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3": ml_dtypes.float8_e4m3,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "int8": np.int8,
-    "int16": np.int16,
-    "int32": np.int32,
-    "uint8": np.uint8,
-    "uint16": np.uint16,
-    "uint32": np.uint32,
-}
+INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+STORED = {name: getattr(ml_dtypes, name, None) or getattr(np, name) for name in (*FLOATS, *INTEGERS)}
 
 
 def on_device(

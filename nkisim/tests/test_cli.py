@@ -134,26 +134,35 @@ def test_run_prints_what_comes_out(kernels: Path, capsys: pytest.CaptureFixture[
     assert row["values"] == "0 to 0, mean 0, all zero"
 
 
-def test_the_target_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "1 to 1, mean 1" in printed(
-        capsys, "run", "k.py:scale", "float32:1x60000:ones", "factor=1", "--target", "trn3"
-    )
-
-
-def test_the_version_is_an_option(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "1 to 1, mean 1" in printed(capsys, "run", "k.py:newer", "int32:1x1:ones", "--nki", "0.7")
+@pytest.mark.parametrize(
+    "words", ["scale float32:1x60000:ones factor=1 --target trn3", "newer int32:1x1:ones --nki 0.7"]
+)
+def test_target_and_version_are_options(words: str, kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "1 to 1, mean 1" in printed(capsys, "run", *f"k.py:{words}".split())
 
 
 def test_time_is_the_same_without_numerics(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "time", "k.py:scale", "float32:128x512")
-    for words in (
-        "us simulated on trn2 (",
-        "without a launch: likely ",
-        "reordered ",
-        "a launch adds 12.10 us in a profile",
-    ):
+    for words in ("us simulated on trn2 (", "without a launch: likely ", "reordered ", "a launch adds 12.10 us in a "):
         assert words in text
     assert printed(capsys, "time", "k.py:scale", "float32:128x512", "--no-numerics") == text
+
+
+def test_no_launch_is_in_a_time_and_each_output_states_it(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = ("k.py:scale", "float32:128x512")
+    Path("base.json").write_text(printed(capsys, "time", *launch, "--json"), encoding="utf-8")
+    base = json.loads(Path("base.json").read_text(encoding="utf-8"))
+    (row,) = base["times"]
+    assert base["launch"] == "not included"
+    assert row["likely_low_ns"] < row["latency_ns"] < row["likely_high_ns"]
+    assert row["order"] in ("program", "reordered")
+    assert min(row[f"{part}_ns"] for part in ("launch", "profiled_launch", "host_dispatch")) > 0
+    compare = ("report", *launch, "--against", "base.json")
+    assert printed(capsys, *compare).endswith("\nsimulated on trn2, without a launch\n")
+    assert "for trn2, not measured, without a launch." in printed(capsys, *compare, "--format", "markdown")
+    for file, words in (("a.html", "simulated latency, without a launch"), ("a.svg", "simulated, no launch")):
+        printed(capsys, "report", *launch, "--out", file)
+        assert words in Path(file).read_text(encoding="utf-8")
 
 
 def test_a_recording_becomes_the_same_picture(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,13 +274,8 @@ def test_the_difference_of_two_files() -> None:
     base = [row("a", 1000.0), row("b", 2000.0), row("c", 50.0), row("gone", 1.0)]
     head = [row("a", 1000.0), row("b", 1500.0), row("c", 55.0), row("new", 7.0)]
     words = {r["kernel"]: times.verdict(r) for r in times.difference(base, head)}
-    assert words == {
-        "a": "same",
-        "b": "-25.0%, faster",
-        "c": "+10.0%, slower, inside of the band",
-        "gone": "gone",
-        "new": "new",
-    }
+    changes = {"a": "same", "b": "-25.0%, faster", "c": "+10.0%, slower, inside of the band"}
+    assert words == {**changes, "gone": "gone", "new": "new"}
 
 
 def test_version_names_the_machine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,18 +12,11 @@ from nkisim.lint import Finding, lint, main
 from nkisim.versions import VERSIONS
 
 # text under lint, which nothing imports
-HEAD = "\n".join((
-    "",
-    "import math",
-    "from dataclasses import dataclass",
-    "from enum import Enum",
-    "import numpy as np",
-    "import nki",
-    "import nki.isa as nisa",
-    "import nki.language as nl",
-    "import neuronxcc.nki.language as old",
-    "",
-))  # fmt: skip
+HEAD = """
+import math, nki, nki.isa as nisa, nki.language as nl, numpy as np, neuronxcc.nki.language as old
+from dataclasses import dataclass
+from enum import Enum
+"""
 
 TILE = "t = nl.ndarray((128, 4), dtype=nl.float32)"
 # rule -> (broken, followed); lines of the body of a kernel with parameters a (a tensor) and n

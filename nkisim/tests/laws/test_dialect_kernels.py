@@ -25,23 +25,18 @@ from .tiles import TiledRange, View, ceil_div
 P_MAX = 128
 TABLE = {key: value for key, value in ((1, 2), (3, 4))}
 
-
 class Mode(Enum):
     FAST = 0
-
 
 @dataclass
 class Config(nl.NKIObject):
     rows: int
     mode: Mode = Mode.FAST
-
     def tiles(self) -> int:
         return ceil_div(self.rows, P_MAX)
-
     def host_only(self):
         with open("cache") as file:
             return [line for line in file]
-
 
 @nki.jit
 def scale(x: nl.NkiTensor, gain: float = 1.0, axis: int = -1, bias: Optional[nl.ndarray] = None):
@@ -69,17 +64,14 @@ TILES = """
 import math
 from nki.language import NKIObject
 
-
 class Tile(NKIObject):
     def __init__(self, size: int, index: int, start: int):
         self.size = size
         self.index = index
         self.start = start
 
-
 def ceil_div(n, d):
     return (n + d - 1) // d
-
 
 def TiledRange(size, tile_size: int):
     tiles = []
@@ -87,22 +79,17 @@ def TiledRange(size, tile_size: int):
         tiles.append(Tile(min(tile_size, size - i * tile_size), i, i * tile_size))
     return tuple(tiles)
 
-
 class View(NKIObject):
     def __init__(self, base):
         self.base, shape = base, tuple(base.shape)
         self.shape = shape
-
     @staticmethod
     def strides(shape):
         return shape
-
     def slice(self, dim: int, start: int, end: int):
         return self
-
     def get_view(self):
         return self.base.ap(pattern=View.strides(self.shape))
-
 
 def host_report(*names, **options):
     return sorted({n for n in names})

@@ -73,12 +73,7 @@ LAWS: dict[str, tuple[Callable[[Any], Any], Callable[[Decimal], Decimal], tuple[
     "tan": (functions.tan, lambda x: sine(x) / sine(x + PI / 2), (-20, 38), True),
     "arctan": (functions.arctan, angle, (-20, 38), True),
     "erf": (functions.erf, error_function, (-8, 0.8), True),
-    "power": (
-        lambda x: functions.exp(2.5 * functions.log(x)),
-        lambda x: (x.ln() * Decimal("2.5")).exp(),
-        (-15, 15),
-        False,
-    ),
+    "power": (lambda x: functions.exp(2.5 * functions.log(x)), lambda x: (x.ln() * 5 / 2).exp(), (-15, 15), False),
 }
 
 

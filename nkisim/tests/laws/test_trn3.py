@@ -46,12 +46,9 @@ def test_a_product_of_quantized_tiles(kind: str, largest: int, rows: int) -> Non
 
     def quantized(x: Any) -> tuple[Any, Any]:
         groups = x.astype(np.float64).reshape(rows // 8, 8, -1, 4)
-        largest_magnitude = np.abs(groups).max(axis=(1, 3), keepdims=True)
-        exponent = np.where(
-            largest_magnitude > 0,
-            np.floor(np.log2(np.where(largest_magnitude > 0, largest_magnitude, 1))) - largest + 1,
-            -127,
-        )
+        with np.errstate(divide="ignore"):
+            power = np.floor(np.log2(np.abs(groups).max(axis=(1, 3), keepdims=True)))
+        exponent = np.maximum(power - largest + 1, -127)
         elements = (groups / 2.0**exponent).astype(np.float32).astype(getattr(ml_dtypes, kind))
         return elements.reshape(rows, -1), (elements.astype(np.float64) * 2.0**exponent).reshape(rows, -1, 4)
 

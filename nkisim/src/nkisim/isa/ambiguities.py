@@ -59,7 +59,7 @@ def of_copies(call: Call) -> None:
 
 
 def of_operands(call: Call) -> None:
-    """Doubts about the operands' start partitions; those of one look share them."""
+    """Warn of ambiguities in the operands' start partitions; equal calls share the warning."""
     inputs = [call.tensors[o.name] for o in call.card.operands if o.role != "out" and o.name in call.tensors]
     wide = [t for t in inputs if t.buffer.value == "sbuf" and t.size > t.shape[0] and call.engine != "dma"]
     if len({_start(t) for t in wide}) > 1 and call.engine != "tensor":
@@ -67,7 +67,7 @@ def of_operands(call: Call) -> None:
 
 
 def of_addresses(call: Call, writes: list[NkiTensor]) -> None:
-    """Doubts about where results go: several to one place, or over what is still to be read."""
+    """Warn of ambiguities in where results go: several to one place, or over what is still to be read."""
     for target in writes:
         if 0 in target.strides and any(n > 1 for step, n in zip(target.strides, target.shape, strict=True) if not step):
             warn_ambiguous(call, "dst has a step of 0", "which of its elements stays")
@@ -79,13 +79,13 @@ def of_addresses(call: Call, writes: list[NkiTensor]) -> None:
 
 
 def of_rows(call: Call, rows: Array) -> None:
-    """A doubt about a scatter's rows."""
+    """Warn of ambiguities in a scatter's rows."""
     if len(np.unique(rows)) < len(rows):
         warn_ambiguous(call, "two rows of a scatter go to one place", "which of them stays")
 
 
 def of_largest(call: Call, results: list[Array]) -> list[Array]:
-    """A doubt about NaN among the largest values; returns the results as they are."""
+    """Warn of NaN among the largest values; return the results as they are."""
     if np.isnan(results[0]).any():
         warn_ambiguous(call, "src holds NaN", "whether NaN is larger than every number, as it is here")
     return results

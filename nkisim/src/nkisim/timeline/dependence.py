@@ -182,7 +182,7 @@ class History:
 
     def __init__(self) -> None:
         self.shapes: dict[Shape, Segments] = {}
-        # the same by the look of earlier accesses
+        # the same by the extent of earlier accesses
         self.known: dict[tuple[object, ...], Segments] = {}
 
     def segments(self, shape: Shape) -> Segments:
@@ -284,11 +284,11 @@ class Dependence:
         if storage is None:
             storage = self._storages[key] = History()
         span = extent.span
-        look = (extent.partitions, span, extent.elements, extent.row_bytes)
-        segments = storage.known.get(look)
+        place = (extent.partitions, span, extent.elements, extent.row_bytes)
+        segments = storage.known.get(place)
         if segments is None:
             shape = shape_of(extent)
-            segments = storage.known[look] = storage.segments(shape)
+            segments = storage.known[place] = storage.segments(shape)
             if extent.space != "hbm":
                 self._take_address(extent, shape, core, edges)
         segments.access(span, access, edges)

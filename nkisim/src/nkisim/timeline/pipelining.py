@@ -141,14 +141,14 @@ class _ListSchedule:
                 self._advance(self.core_of[lane])
             # look at the lane again when it can take its candidates
             if ready or future:
-                self._read_signature(lane, self.free[lane] if ready else max(self.free[lane], future[0][0]))
+                self._wake(lane, self.free[lane] if ready else max(self.free[lane], future[0][0]))
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
 
-    def _read_signature(self, lane: int, time: float) -> None:
-        """Look at a lane at this time, or earlier."""
+    def _wake(self, lane: int, time: float) -> None:
+        """Take the next event of a lane at this time, or earlier."""
         if time < self.due[lane]:
             self.due[lane] = time
             heappush(self.heap, (time, lane))
@@ -171,7 +171,7 @@ class _ListSchedule:
             lane = self._choose(position, lane)
         self.load[lane] += self.takes[position][0]
         heappush(self.future[lane], (self.at[position], position))
-        self._read_signature(lane, max(self.at[position], self.free[lane]))
+        self._wake(lane, max(self.at[position], self.free[lane]))
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""

@@ -89,7 +89,7 @@ def _cost_key(event: Event, full_tile: bool) -> tuple[object, ...]:
     return tuple(key)
 
 
-class Look(NamedTuple):
+class EventFacts(NamedTuple):
     """The common facts of events on one core with the same work and the same operands."""
 
     lane: int
@@ -100,12 +100,12 @@ class Look(NamedTuple):
 
 
 class _Laws:
-    """The costs of events in all cases; events that look alike are costed once."""
+    """The costs of events in all cases; events of equal work and operands are costed once."""
 
     def __init__(self, events: Sequence[Event], numbers: list[ResolvedSpec]) -> None:
         self.numbers = numbers
         self.tiles = _tile_bounds(events)
-        self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
+        self.by_key: dict[tuple[object, ...], list[AnyCost]] = {}
         # by the identity of the costs on the engine that the event is recorded on
         self.other: dict[int, list[AnyCost]] = {}
 
@@ -113,9 +113,9 @@ class _Laws:
         """The cost of one event, a value for each case."""
         full_tile = event.engine == "dma" and self._fills_a_tile(event)
         key = _cost_key(event, full_tile)
-        costs = self.by_look.get(key)
+        costs = self.by_key.get(key)
         if costs is None:
-            costs = self.by_look[key] = [self._cost(event, n, full_tile) for n in self.numbers]
+            costs = self.by_key[key] = [self._cost(event, n, full_tile) for n in self.numbers]
         return costs
 
     def _cost(self, event: Event, n: ResolvedSpec, full_tile: bool) -> AnyCost:
@@ -193,16 +193,16 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     """
     program = Program(events)
     laws, dependence = _Laws(events, [chip.at(case) for case in cases]), Dependence()
-    looks: dict[tuple[str, str, int, int, int, int], Look] = {}
+    known: dict[tuple[str, str, int, int, int, int], EventFacts] = {}
     costs: list[list[AnyCost]] = []
     edges, lanes, queues = program.edges, program.lane_of, program.queues
     for position, event in enumerate(events):
         # a loop's instructions name the same objects again and again
         key = event.op, event.engine, event.core, id(event.work), id(event.reads), id(event.writes)
-        look = looks.get(key)
-        if look is None:
-            look = looks[key] = _read_signature(program, laws, event)
-        lane, cost, choice, operands = look
+        facts = known.get(key)
+        if facts is None:
+            facts = known[key] = _facts_of(program, laws, event)
+        lane, cost, choice, operands = facts
         first, rest = dependence.edges(position, lane, event, operands)
         if first is not rest:
             program.weights[position] = first
@@ -212,18 +212,18 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         costs.append(cost)
         if choice is not None:
             program.choices[position] = choice
-    program.dma_engines = _merge_engines(list(laws.by_look.values()))
+    program.dma_engines = _merge_engines(list(laws.by_key.values()))
     program.costs = {case: [cost[i] for cost in costs] for i, case in enumerate(cases)}
     _join_meetings(program)
     program.connect()
     return program
 
 
-def _read_signature(program: Program, laws: _Laws, event: Event) -> Look:
+def _facts_of(program: Program, laws: _Laws, event: Event) -> EventFacts:
     """The facts that an event shares with those that name the same work and operands."""
     costs = laws.costs(event)
     chosen = event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown"
-    return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
+    return EventFacts(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
 
 
 # by kind of producer, and for each by kind of edge: the signal that a consumer waits for, if it has to

@@ -71,7 +71,7 @@ def schedule(
     Args:
         events: in launch-wide order; per core that is program order.
         band: also schedule with the low and the high constants; without it the band is a point.
-        habits: what the compiler is taken to do, such as the order that the latency is of.
+        compiler: what the compiler is taken to do, such as the order that the latency is of.
 
     Raises:
         NotSimulated: an operation has no cost law.

@@ -19,7 +19,7 @@ import nkisim.isa
 import nkisim.language
 
 ABSENT = "no importable package `nki` has nki.simulate, so nothing can be compared"
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1] / "tests"
 # what the documents leave open in fp32 (docs/coverage.md, "How it computes"): the order of sums and the
 # approximation of functions, as a share of the largest magnitude; narrower results may differ by one rounding
 GAP = {4: 2.0**-16, 2: 2.0**-8, 1: 2.0**-3}
