@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +141,18 @@ def to_host(core: Core, value: Any, torch: bool) -> Any:
     if value is None or isinstance(value, (int, float, str, bool)):
         return value
     raise BadOutput("launch", "return value", f"is {type(value).__name__}", "return tensors, or tuples of them")
+
+
+def flat(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
+    """Every array that a kernel or its law returned, by a name with its place."""
+    if isinstance(value, (tuple, list)):
+        for number, part in enumerate(value):
+            yield from flat(part, f"{name}.{number}")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(part, f"{name}.{key}")
+    elif value is not None:
+        yield name, np.asarray(value)
 
 
 def is_same(a: Any, b: Any) -> bool:

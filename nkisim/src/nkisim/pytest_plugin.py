@@ -12,6 +12,7 @@ import pytest
 from nkisim import inputs
 from nkisim.dtypes import FLOATS
 from nkisim.event import Event
+from nkisim.host_io import flat
 from nkisim.inputs import HOSTILE, ArrayInput
 from nkisim.install import install
 from nkisim.launch import Kernel, jit, run
@@ -96,18 +97,6 @@ def _array(value: Any, kind: str | None = None) -> Any:
             return ArrayInput(value.dtype.name, value.shape, kind).array()
         return value.copy()
     return value
-
-
-def flat(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every array that a kernel or a law returned, by a name that says where it was."""
-    if isinstance(value, (tuple, list)):
-        for number, part in enumerate(value):
-            yield from flat(part, f"{name}.{number}")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from flat(part, f"{name}.{key}")
-    elif value is not None:
-        yield name, np.asarray(value)
 
 
 def compare(where: str, result: Any, lawful: Any, tolerance: tuple[float, float]) -> None:

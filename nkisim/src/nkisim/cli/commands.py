@@ -14,6 +14,7 @@ from nkisim.cli import times
 from nkisim.cli.launches import Launch, add_options, launches
 from nkisim.command import Parser
 from nkisim.event import Event
+from nkisim.host_io import flat
 from nkisim.report import page
 from nkisim.timeline.compiler_model import ORDERS, CompilerModel
 from nkisim.timeline.drawing import draw
@@ -32,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     launch = _one(launches(options), "run")
     result = launch.run(recording=options.recording is not None)
-    arrays = dict(_flat(result.outputs))
+    arrays = dict(flat(result.outputs))
     rows = [_summary(name, array) for name, array in arrays.items()]
     if options.out:
         np.savez(options.out, **arrays)
@@ -125,14 +126,6 @@ def _compared(options: Any) -> str:
     if options.json or options.format == "json":
         return json.dumps({"against": str(options.against), "differences": rows}, indent=1)
     return times.difference_markdown(rows) if options.format == "markdown" else times.difference_text(rows)
-
-
-def _flat(value: Any, name: str = "output") -> list[tuple[str, Any]]:
-    """Every array that a kernel returned, by a name that says where it was."""
-    if isinstance(value, np.ndarray):
-        return [(name, value)]
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
-    return [pair for key, part in parts for pair in _flat(part, f"{name}.{key}")]
 
 
 def _summary(name: str, array: Any) -> dict[str, Any]:

@@ -129,16 +129,10 @@ def _select_finish(call: Call, results: Results) -> Results:
     finish=_select_finish,
 )
 def select_reduce(
-    dst: Target,
-    predicate: Array,
-    on_true: Array,
-    on_false: Array | float,
-    reduce_res: Target | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    reduce_op: Any = maximum,
-    reverse_pred: bool = False,
+    dst: Target, predicate: Array, on_true: Array, on_false: Array | float, reduce_res: Target | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle, reduce_op: Any = maximum, reverse_pred: bool = False,
     name: str | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """Choose between a tile and a scalar or column; optionally keep a running maximum."""
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     picked = np.where(chosen, on_true, np.asarray(on_false, np.float32))

@@ -66,15 +66,9 @@ def iota(dst: Target, pattern: Pattern, offset: int = 0, channel_multiplier: int
     rules=(same_elements("dst", "on_true_tile"), operator("cmp_op", COMPARISONS), _pattern),
 )
 def affine_select(
-    dst: Target,
-    pattern: Pattern,
-    channel_multiplier: int,
-    on_true_tile: Array,
-    on_false_value: float,
-    cmp_op: Any = equal,
-    offset: int = 0,
-    name: str | None = None,
-) -> Array:
+    dst: Target, pattern: Pattern, channel_multiplier: int, on_true_tile: Array, on_false_value: float,
+    cmp_op: Any = equal, offset: int = 0, name: str | None = None,
+) -> Array:  # fmt: skip
     """Keep elements where an affine function of the indices compares true to 0."""
     value = _affine(dst.shape[0], pattern, offset, channel_multiplier)
     return np.where(cmp_op.fn(value, 0) != 0, on_true_tile, np.float32(on_false_value))
@@ -149,13 +143,9 @@ def _local_inside(call: Call) -> None:
     values=(_local_inside,),
 )
 def local_gather(
-    dst: Target,
-    src_buffer: Array,
-    index: Array,
-    num_elem_per_idx: int = 1,
-    num_valid_indices: int | None = None,
+    dst: Target, src_buffer: Array, index: Array, num_elem_per_idx: int = 1, num_valid_indices: int | None = None,
     name: str | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Gather in groups of 16 partitions, all partitions of a group by the same index list."""
     result = np.empty(dst.shape, src_buffer.dtype)
     for first in range(0, dst.shape[0], 16):

@@ -99,15 +99,9 @@ def activation(
 
 
 def activation_reduce(
-    dst: NkiTensor,
-    op: Token,
-    data: NkiTensor,
-    reduce_op: Token,
-    reduce_res: NkiTensor,
-    bias: NkiTensor | float | None = None,
-    scale: NkiTensor | float = 1.0,
-    name: str | None = None,
-) -> NkiInstruction:
+    dst: NkiTensor, op: Token, data: NkiTensor, reduce_op: Token, reduce_res: NkiTensor,
+    bias: NkiTensor | float | None = None, scale: NkiTensor | float = 1.0, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Compute an activation and its sum over the free dimensions (older spelling)."""
     return activation(
         dst=dst, op=op, data=data, bias=bias, scale=scale, reduce_op=reduce_op,

@@ -60,15 +60,9 @@ def _keep(call: Call, results: Results) -> Results:
     finish=_keep,
 )
 def tensor_scalar_cumulative(
-    dst: Target,
-    src: Array,
-    op0: Op,
-    op1: Op,
-    imm0: Array | float,
-    imm1: Array | float | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    name: str | None = None,
-) -> Array:
+    dst: Target, src: Array, op0: Op, op1: Op, imm0: Array | float, imm1: Array | float | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, name: str | None = None,
+) -> Array:  # fmt: skip
     """Store every step of register = op1(op0(x, imm0), register)."""
     steps = apply(op0, src, imm0)
     register = np.broadcast_to(np.asarray(imm1, np.float32), (steps.shape[0], 1))[:, 0]

@@ -40,14 +40,9 @@ def partners(core: Core) -> tuple[int, int]:
 
 
 def sendrecv(
-    src: NkiTensor,
-    dst: NkiTensor,
-    send_to_rank: int,
-    recv_from_rank: int,
-    pipe_id: int,
-    dma_engine: dma_engine = dma_engine.dma,
-    name: str | None = None,
-) -> NkiInstruction:
+    src: NkiTensor, dst: NkiTensor, send_to_rank: int, recv_from_rank: int, pipe_id: int,
+    dma_engine: dma_engine = dma_engine.dma, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Send a tile to the other core while receiving its tile."""
     core = current("sendrecv")
     _two_cores(core, "sendrecv")

@@ -35,12 +35,9 @@ def _dtype(dtype: object, op: str) -> str:
 
 
 def ndarray(
-    shape: Sequence[int],
-    dtype: object,
-    buffer: MemoryRegion = sbuf,
-    name: str = "",
+    shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "",
     address: tuple[int, int] | None = None,
-) -> NkiTensor:
+) -> NkiTensor:  # fmt: skip
     """Allocate a tensor without initializing it.
 
     `address` is (start partition, byte offset in the partition) of an on-chip tensor.
@@ -55,12 +52,8 @@ def ndarray(
         raise IllegalView("ndarray", f"shape {shape}", f"is requested in {region.value}", need)
     if address is not None:
         if not on_chip or len(address) != 2 or any(a is None for a in address):
-            raise Misaligned(
-                "ndarray",
-                f"address {address}",
-                f"is given in {region.value}",
-                "on-chip addresses are (partition, bytes)",
-            )
+            allowed = "on-chip addresses are (partition, bytes)"
+            raise Misaligned("ndarray", f"address {address}", f"is given in {region.value}", allowed)
         address = (int(address[0]), int(address[1]))
     named = _dtype(dtype, "ndarray")
     request = Request(shape, named, region.value, name, kernel_line(), address)

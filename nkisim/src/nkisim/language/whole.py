@@ -204,14 +204,9 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: object = None) -> NkiTensor:
 
 
 def rms_norm(
-    x: NkiTensor,
-    w: NkiTensor,
-    axis: Any,
-    n: int,
-    epsilon: float = 1e-06,
-    dtype: object = None,
+    x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: object = None,
     compute_dtype: object = None,
-) -> NkiTensor:
+) -> NkiTensor:  # fmt: skip
     """Compute x / sqrt(sum(x**2) / n + epsilon) * w over the free dimensions."""
     axes = _last(x, axis, "nl.rms_norm")
     middle = compute_dtype or "float32"
@@ -221,11 +216,10 @@ def rms_norm(
     scaled = ndarray((x.shape[0], 1), "float32")
     isa.tensor_scalar(dst=scaled, data=total, op0=_MULTIPLY, operand0=1.0 / n, op1=_ADD, operand1=epsilon)
     isa.tensor_scalar(dst=scaled, data=scaled, op0=TOKENS["rsqrt"], operand0=None)
-    weight = w
     if w.shape != x.shape:
         raise ShapeMismatch("nl.rms_norm", "w", f"has shape {w.shape}", f"x has {x.shape}, broadcast w first")
     dst = ndarray(x.shape, dtype or x.dtype)
-    isa.scalar_tensor_tensor(dst=dst, data=x, op0=_MULTIPLY, operand0=scaled, op1=_MULTIPLY, operand1=weight)
+    isa.scalar_tensor_tensor(dst=dst, data=x, op0=_MULTIPLY, operand0=scaled, op1=_MULTIPLY, operand1=w)
     return dst
 
 

@@ -58,22 +58,14 @@ class SharedMemory:
         precise = self.policy.precise_fp
         width = storage_of(request.dtype, precise).itemsize
         count = int(np.prod(request.shape, dtype=np.int64))
+        size = count * INFO[request.dtype].itemsize
         with self.lock:
-            self.hbm_used += count * INFO[request.dtype].itemsize
+            self.hbm_used += size
             used = self.hbm_used
         if used > self.geometry.hbm_bytes:
             allowed = f"one stack has {self.geometry.hbm_bytes} B"
             raise HbmFull("ndarray", request.name or "tensor", f"brings HBM to {used} B", allowed)
-        info = Allocation(
-            next(self.numbers),
-            request.name or "hbm",
-            "hbm",
-            core,
-            1,
-            count * INFO[request.dtype].itemsize,
-            request.line,
-            address=0,
-        )
+        info = Allocation(next(self.numbers), request.name or "hbm", "hbm", core, 1, size, request.line, address=0)
         mask = None
         if data is None:
             data = np.empty((1, count * width), np.uint8)
@@ -94,12 +86,9 @@ class SharedMemory:
                 result = self.shared.setdefault(key, storage)
         size = int(np.prod(request.shape, dtype=np.int64)) * INFO[request.dtype].itemsize
         if result.info.size != size or result.dtype != request.dtype:
-            raise CoresDiverge(
-                "ndarray",
-                request.name or "unnamed shared_hbm tensor",
-                f"is {size} B of {request.dtype} on one core and {result.info.size} B of {result.dtype} on the other",
-                "give shared tensors of different kind different names",
-            )
+            name, other = request.name or "unnamed shared_hbm tensor", f"{result.info.size} B of {result.dtype}"
+            actual = f"is {size} B of {request.dtype} on one core and {other} on the other"
+            raise CoresDiverge("ndarray", name, actual, "give shared tensors of different kind different names")
         return result
 
 
@@ -156,17 +145,9 @@ class CoreMemory:
         size = free * INFO[request.dtype].itemsize
         self._check_size(request, size)
         width = storage_of(request.dtype, policy.precise_fp).itemsize
-        info = Allocation(
-            next(self.shared.numbers),
-            request.name or request.space,
-            request.space,
-            self.core,
-            partitions,
-            size,
-            request.line,
-        )
-        if not request.name:
-            info.name = f"{request.space}.{info.number}"
+        number = next(self.shared.numbers)
+        name = request.name or f"{request.space}.{number}"
+        info = Allocation(number, name, request.space, self.core, partitions, size, request.line)
         self.allocations.append(info)
         if request.address is not None:
             return self._at_address(request, info, width)
