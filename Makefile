@@ -104,7 +104,7 @@ $(SERVE)/.clients: $(SERVE)/.installed
 # the demo pair behind an OpenAI-compatible server on loopback
 serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --kernels reference --out $(BUNDLES)/served
-	exec env $(SERVE_ENV) JAX_COMPILATION_CACHE_DIR=$(abspath $(BUNDLES))/compiled \
+	exec env $(SERVE_ENV) \
 		$(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
 
 # what fits a CI: the contract with the installed vLLM, one server over HTTP, one on nrtpy and one through a PJRT plugin
