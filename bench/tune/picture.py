@@ -25,7 +25,7 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 
 
 def _curve(points: Sequence[tuple[float, float]], best: Sequence[Row], color: str) -> list[str]:
-    """The setups of one drafter; both ends name theirs, the others do so under a pointer."""
+    """The setups of one drafter, with labels at both ends and titles for the others."""
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts = [f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>']
     for (x, y), r in zip(points, best, strict=True):

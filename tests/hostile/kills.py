@@ -95,8 +95,8 @@ def kills(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float 
             shutil.rmtree(out, ignore_errors=True)
         old = _k(out)
         new = other if old == int(one.k) else one
-        # a build that continues a killed one is shorter
-        after = rng.uniform(0.02, 1.0) * length * rng.choice((0.2, 0.5, 1.0))
+        # a build that continues a killed one is shorter, one over a bundle is longer
+        after = rng.uniform(0.02, 1.3) * length * rng.choice((0.3, 1.0))
         if _killed(_start(new, traced[new.k]), after, out, rng.choice(_MORE)):
             moments.add(_names(out))
             series.count(f"k {new.k} over k {old}", "" if (k := _k(out)) in (old, int(new.k)) else str(k))
