@@ -56,7 +56,7 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     grid = product(options.drafter, options.tp, options.batch, options.lnc)
     fitting = [setup for parts in grid if (setup := Setup(*parts, options.weights)).fits]
     setups = dict.fromkeys(
-        (setup, acceptance.without_drafts(known.workload) if alone else known)
+        (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if alone else known)
         for known in (read or acceptance.KNOWN)
         for setup in fitting
         if (alone := setup.drafter == "none") or known.drafter in ("", setup.drafter)

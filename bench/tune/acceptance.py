@@ -49,11 +49,6 @@ def at_rate(rate: float, workload: str = "") -> Acceptance:
     return Acceptance(workload, "", tuple(rate**i for i in range(1, 17)), "one assumed rate", assumed=True)
 
 
-def without_drafts(workload: str) -> Acceptance:
-    """A workload without speculation."""
-    return Acceptance(workload, "none", (0.0,), "")
-
-
 def from_tokens(workload: str, drafter: str, tokens: Sequence[float], source: str) -> Acceptance:
     """From tokens per step at k = 1, 2, ...: a draft's share is the difference to k - 1."""
     return Acceptance(workload, drafter, tuple(b - a for a, b in pairwise((1.0, *tokens))), source)
