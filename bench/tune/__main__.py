@@ -58,6 +58,7 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     setups = dict.fromkeys(
         (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if alone else known)
         for known in (read or acceptance.KNOWN)
+        if known.drafter in ("", *options.drafter) or set(options.drafter) == {"none"}
         for setup in fitting
         if (alone := setup.drafter == "none") or known.drafter in ("", setup.drafter)
     )
