@@ -53,8 +53,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def study(options: argparse.Namespace) -> list[choose.Row]:
     """A row for every setup that fits at its best k, or at each of `--k`, and workload of its drafter."""
     read = [known for file in options.traces for known in acceptance.read(file, options.trace_drafter)]
-    grid = product(options.drafter, options.tp, options.batch, options.lnc)
-    fitting = [setup for parts in grid if (setup := Setup(*parts, options.weights)).fits]
+    grid = (
+        Setup(*parts, options.weights) for parts in product(options.drafter, options.tp, options.batch, options.lnc)
+    )
+    fitting = [setup for setup in grid if setup.fits]
     setups = dict.fromkeys(
         (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if alone else known)
         for known in (read or acceptance.KNOWN)
@@ -68,8 +70,8 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     rows = [(*pair, k) for pair in setups for k in options.k or (None,) if not k or choose.is_known(*pair, k)]
     if not rows:
         raise UserError(f"no drafter has a known acceptance and kernels for k {options.k} here; lower --k or --batch")
-    ends = CASES if options.band else ("nominal",)
-    return [choose.row(*row, ends, options.price) for row in each(rows, "simulating setups")]
+    more = CASES if options.band else ("nominal",), options.price
+    return [choose.row(*row, *more) for row in each(rows, "simulating setups")]
 
 
 def main(arguments: list[str]) -> None:
@@ -82,9 +84,8 @@ def main(arguments: list[str]) -> None:
         every = choose.by_batch(rows) if len(options.batch) > 1 else choose.table(rows, "workload", "from")
         page = f"{sentence(made_by)}\n\n## Best choice\n\n{best}\n\n## Every setup\n\n{every}"
         if options.picture:
-            first = [r for r in rows if r["workload"] == rows[0]["workload"]]
-            of_article = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)
-            options.picture.write_text(picture.draw(first, of_article, first[0]["workload"]), encoding="utf-8")
+            seven = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)
+            options.picture.write_text(picture.draw(rows, seven), encoding="utf-8")
     if options.out:
         options.out.write_text(page + "\n", encoding="utf-8")
     print(page)

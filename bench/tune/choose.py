@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from bench.table import markdown
@@ -68,11 +69,8 @@ def choices(rows: Sequence[Row], limit_ms: float) -> list[Row]:
 
 def frontier(rows: Iterable[Row]) -> list[Row]:
     """The rows for which no other row has lower cost and lower time per token, by rising cost."""
-    best: list[Row] = []
-    for r in sorted(rows, key=lambda r: (r["cost"], r["ms"])):
-        if not best or r["ms"] < best[-1]["ms"]:
-            best.append(r)
-    return best
+    by_cost = sorted(rows, key=lambda r: (r["cost"], r["ms"]))
+    return [r for n, r in enumerate(by_cost) if all(r["ms"] < cheaper["ms"] for cheaper in by_cost[:n])]
 
 
 def ms(row: Row, name: str = "ms", unit: str = "") -> str:
@@ -81,9 +79,8 @@ def ms(row: Row, name: str = "ms", unit: str = "") -> str:
     return f"{row[name]:.2f}{unit}" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
 
 
-def gain(row: Row) -> str:
-    """Speedup over no speculation, with its band if the row has one."""
-    return ms(row, "gain", "x")
+# speedup over no speculation, with its band if the row has one
+gain = partial(ms, name="gain", unit="x")
 
 
 def table(rows: Iterable[Row], *first: str) -> str:

@@ -28,10 +28,8 @@ from trnspec.bundle.plan import make_plan
 TARGET = "32B"
 # largest number of rows of the decode kernels, and the batches and rows per sequence for which passes are simulated
 MAX_ROWS, _BATCHES, _KNOTS = 128, (1, 4, 16, 64), (1, 8, 16, 32)
-MAX_K = 15
 _EAGLE3_IDS, _EAGLE3_TAPS, _DFLASH_TAPS, _MARKOV_RANK = 32000, 3, 5, 256
-_CORES_PER_CHIP = 8
-_MARKOV = "Markov"
+MAX_K, _CORES_PER_CHIP, _MARKOV = 15, 8, "Markov"
 # drafter: its kind, and the size of its Qwen3 if it is one
 DRAFTERS = {
     "none": ("none", ""),

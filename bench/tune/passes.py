@@ -109,8 +109,7 @@ def read_us(size_bytes: float, end: str = "nominal", lnc: int = LNC) -> float:
 
 def launch_us(end: str = "nominal") -> float:
     """One launch of a graph: 0.8 ms, AWS's figure for a host's dispatch; 2.5 ms at the high end of the band."""
-    chip = CHIPS[end]
-    return _EXECUTION_US if end == "high" else (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
+    return _EXECUTION_US if end == "high" else (CHIPS[end].host_dispatch_ns.value + CHIPS[end].launch_ns.value) / 1e3
 
 
 def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, weights: str = "bf16", count: int = 0) -> float:
@@ -131,10 +130,7 @@ def sampling_us(shard: Shard, vocabulary: int, end: str = "nominal", lnc: int = 
 
 
 def head_us(shard: Shard, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
-    """The head and the sampling of a pass: the head at tp 32 for 32 rows, and the time to read its further rows.
-
-    From 4 to 128 rows and down to tp 4 this is within 3 % of the simulated head.
-    """
+    """The head and the sampling of a pass; the head as at tp 32 for 32 rows and the time to read more (3 % off)."""
     hidden, ids = shard.config.hidden_size, shard.config.vocab_size
     few = ids // 32
     more = read_us((ids // shard.tp - few) * hidden * BF16, end, lnc)

@@ -36,8 +36,10 @@ def _curve(points: Sequence[tuple[float, float]], best: Sequence[Row], color: st
     return parts + [_text(x + 6, y - 5, f"tp {r['tp']}, batch {r['batch']}", 'font-size="10"') for (x, y), r in ends]
 
 
-def draw(rows: Sequence[Row], article: Row, caption: str) -> str:
-    """SVG of the rows of one workload: the setups that are best at their cost, by drafter, and the article's one."""
+def draw(rows: Sequence[Row], article: Row) -> str:
+    """SVG of the first workload: each drafter's best setups by cost, from its first record, and the article's setup."""
+    caption, records = rows[0]["workload"], dict[str, str]()
+    rows = [r for r in rows if r["workload"] == caption and records.setdefault(r["drafter"], r["from"]) == r["from"]]
     x, x_ticks = _axis([r["cost"] for r in (*rows, article)], _LEFT, _RIGHT)
     y, y_ticks = _axis([r["ms"] for r in (*rows, article)], _BOTTOM, _TOP)
     parts = [
@@ -49,11 +51,11 @@ def draw(rows: Sequence[Row], article: Row, caption: str) -> str:
     ]  # fmt: skip
     grid = '<path d="M{:.1f} {:.1f}L{:.1f} {:.1f}" stroke="#e5e7eb"/>'
     for tick in x_ticks:
-        parts.append(grid.format(x(tick), _TOP, x(tick), _BOTTOM))
-        parts.append(_text(x(tick), _BOTTOM + 16, f"{tick:g}", 'text-anchor="middle"'))
+        label = _text(x(tick), _BOTTOM + 16, f"{tick:g}", 'text-anchor="middle"')
+        parts += [grid.format(x(tick), _TOP, x(tick), _BOTTOM), label]
     for tick in y_ticks:
-        parts.append(grid.format(_LEFT, y(tick), _RIGHT, y(tick)))
-        parts.append(_text(_LEFT - 6, y(tick) + 4, f"{tick:g}", 'text-anchor="end"'))
+        label = _text(_LEFT - 6, y(tick) + 4, f"{tick:g}", 'text-anchor="end"')
+        parts += [grid.format(_LEFT, y(tick), _RIGHT, y(tick)), label]
     for n, drafter in enumerate(dict.fromkeys(r["drafter"] for r in rows)):
         color, best = _COLORS[n % len(_COLORS)], frontier(r for r in rows if r["drafter"] == drafter)
         parts += _curve([(x(r["cost"]), y(r["ms"])) for r in best], best, color)
