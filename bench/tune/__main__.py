@@ -46,7 +46,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     page.add_argument("--band", action="store_true", help="simulate both ends of the band of uncertain constants too")
     page.add_argument("--article", action="store_true", help="print the article's claims instead")
     page.add_argument("--out", type=output_file, help="write the page to this file too")
-    page.add_argument("--picture", type=output_file, help="draw the first workload, latency over cost, as SVG")
+    page.add_argument("--picture", type=output_file, help="SVG of the first workload, latency over cost")
     return parser.parse_args(arguments)
 
 
@@ -58,11 +58,11 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     )
     fitting = [setup for setup in grid if setup.fits]
     setups = dict.fromkeys(
-        (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if alone else known)
+        (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if baseline else known)
         for known in (read or acceptance.KNOWN)
         if known.drafter in ("", *options.drafter) or set(options.drafter) == {"none"}
         for setup in fitting
-        if (alone := setup.drafter == "none") or known.drafter in ("", setup.drafter)
+        if (baseline := setup.drafter == "none") or known.drafter in ("", setup.drafter)
     )
     if all(setup.drafter == "none" for setup, _ in setups) and set(options.drafter) != {"none"}:
         drafters = sorted({known.drafter for known in read})

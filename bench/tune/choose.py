@@ -27,8 +27,8 @@ def is_known(setup: Setup, acceptance: Acceptance, k: int) -> bool:
 
 def best_k(setup: Setup, acceptance: Acceptance) -> int:
     """The fastest known k, the smallest of equals; 0 is no speculation."""
-    most = min(setup.max_k, len(acceptance.shares))
-    known = (k for k in range(1, most + 1) if is_known(setup, acceptance, k))
+    max_k = min(setup.max_k, len(acceptance.shares))
+    known = (k for k in range(1, max_k + 1) if is_known(setup, acceptance, k))
     return min((0, *known), key=lambda k: ms_per_token(setup, acceptance, k))
 
 

@@ -76,7 +76,6 @@ def case_us(case: Case, end: str = "nominal") -> list[float]:
     if name not in times:
         events = case.recorded().events
         sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == events[0].core]
-        # a study without bands needs only the nominal end
         for at in ("nominal",) if end == "nominal" else ("low", "high"):
             timed = schedule(events, CHIPS[at], band=False)
             layer = timed.end[sums[3]] - timed.end[sums[1]] if sums else 0.0

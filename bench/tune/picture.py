@@ -25,13 +25,13 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
 
 
 def _curve(points: Sequence[tuple[float, float]], best: Sequence[Row], color: str) -> list[str]:
-    """The setups of one drafter; both ends name theirs, the others do so under a pointer."""
+    """The setups of one drafter; both ends have a label, every point a tooltip."""
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     parts = [f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>']
     for (x, y), r in zip(points, best, strict=True):
         name = f"{r['drafter']}: tp {r['tp']}, LNC {r['lnc']}, batch {r['batch']}, k {r['k']}"
-        title = f"<title>{escape(name)}, {r['ms']:.1f} ms, {r['cost']:.2f}</title>"
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}">{title}</circle>')
+        title = escape(f"{name}, {r['ms']:.1f} ms, {r['cost']:.2f}")
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"><title>{title}</title></circle>')
     ends = ((points[0], best[0]), (points[-1], best[-1]))
     return parts + [_text(x + 6, y - 5, f"tp {r['tp']}, batch {r['batch']}", 'font-size="10"') for (x, y), r in ends]
 
@@ -59,8 +59,8 @@ def draw(rows: Sequence[Row], article: Row) -> str:
     for n, drafter in enumerate(dict.fromkeys(r["drafter"] for r in rows)):
         color, best = _COLORS[n % len(_COLORS)], frontier(r for r in rows if r["drafter"] == drafter)
         parts += _curve([(x(r["cost"]), y(r["ms"])) for r in best], best, color)
-        known = " (assumed acceptance)" if best[0]["assumed"] else ""
-        parts.append(_text(_WIDTH - 250, _TOP + 18 + 18 * n, f"{drafter}{known}", f'fill="{color}"'))
+        name = drafter + " (assumed acceptance)" * best[0]["assumed"]
+        parts.append(_text(_WIDTH - 250, _TOP + 18 + 18 * n, name, f'fill="{color}"'))
     left, top = x(article["cost"]), y(article["ms"])
     label = f"the article: chain 1.7B, tp {article['tp']}, batch {article['batch']}, k {article['k']}"
     parts.append(f'<path d="M{left - 6:.1f} {top:.1f}l6 -6l6 6l-6 6z" fill="none" stroke="black" stroke-width="2"/>')
