@@ -43,7 +43,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     page = parser.add_argument_group("page")
     page.add_argument("--limit-ms", type=positive, default=15.0, help="latency limit of the cheapest (default: 15)")
     page.add_argument("--price", type=positive, default=1.0, help="of a chip for an hour (default: 1, so chip-hours)")
-    page.add_argument("--band", action="store_true", help="simulate both ends of the band of uncertain constants too")
+    page.add_argument("--band", action="store_const", const=CASES, default=CASES[1:2], help="add the band of constants")
     page.add_argument("--article", action="store_true", help="print the article's claims instead")
     page.add_argument("--out", type=output_file, help="write the page to this file too")
     page.add_argument("--picture", type=output_file, help="SVG of the first workload, latency over cost")
@@ -70,8 +70,7 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     rows = [(*pair, k) for pair in setups for k in options.k or (None,) if not k or choose.is_known(*pair, k)]
     if not rows:
         raise UserError(f"no drafter has a known acceptance and kernels for k {options.k} here; lower --k or --batch")
-    more = CASES if options.band else ("nominal",), options.price
-    return [choose.row(*row, *more) for row in each(rows, "simulating setups")]
+    return [choose.row(*row, options.band, options.price) for row in each(rows, "simulating setups")]
 
 
 def main(arguments: list[str]) -> None:

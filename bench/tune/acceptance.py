@@ -65,7 +65,6 @@ _DEEPSPEC = "Qwen3-14B in DeepSpec's table 1 (T 1, 7 drafts); none is published 
 _DEEPSPEC_14B = {"MT-Bench": (2.62, 3.10, 3.70), "HumanEval": (4.14, 4.59, 5.43), "GSM8K": (5.24, 5.41, 6.21)}
 MT_BENCH = from_tokens("MT-Bench", "chain 1.7B", (1.77, 2.35, 2.80, 3.15, 3.40, 3.58), _RUIZT)
 INSTRUCT_CODER = from_tokens("InstructCoder", "chain 1.7B", (1.72, 2.24, 2.57, 2.85, 3.06, 3.17), _RUIZT)
-# AWS's article: a 0.6B draft is accepted about 60 % less
 SMALL = tuple(
     Acceptance(known.workload, "chain 0.6B", at_rate(0.4 * known.rate).shares[:6], "AWS's article, 60 % less", True)
     for known in (MT_BENCH, INSTRUCT_CODER)

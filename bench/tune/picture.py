@@ -8,7 +8,7 @@ from html import escape
 
 from bench.tune.choose import Row, frontier
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 560, 64, 56, 876, 508
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 900, 560, 64, 92, 876, 508
 _COLORS = ("#6b7280", "#c2410c", "#b45309", "#1d4ed8", "#15803d", "#7c3aed", "#0e7490", "#be123c")
 _TICKS = tuple(mantissa * 10.0**power for power in range(-4, 7) for mantissa in (1, 2, 5))
 
@@ -32,8 +32,10 @@ def _curve(points: Sequence[tuple[float, float]], best: Sequence[Row], color: st
         name = f"{r['drafter']}: tp {r['tp']}, LNC {r['lnc']}, batch {r['batch']}, k {r['k']}"
         title = escape(f"{name}, {r['ms']:.1f} ms, {r['cost']:.2f}")
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"><title>{title}</title></circle>')
-    ends = ((points[0], best[0]), (points[-1], best[-1]))
-    return parts + [_text(x + 6, y - 5, f"tp {r['tp']}, batch {r['batch']}", 'font-size="10"') for (x, y), r in ends]
+    for n, anchor in ((0, "start"), (-1, "end")):
+        label, style = f"tp {best[n]['tp']}, batch {best[n]['batch']}", f'font-size="10" text-anchor="{anchor}"'
+        parts.append(_text(points[n][0], points[n][1] + (16 if n else -7), label, style))
+    return parts
 
 
 def draw(rows: Sequence[Row], article: Row) -> str:
@@ -60,7 +62,7 @@ def draw(rows: Sequence[Row], article: Row) -> str:
         color, best = _COLORS[n % len(_COLORS)], frontier(r for r in rows if r["drafter"] == drafter)
         parts += _curve([(x(r["cost"]), y(r["ms"])) for r in best], best, color)
         name = drafter + " (assumed acceptance)" * best[0]["assumed"]
-        parts.append(_text(_WIDTH - 250, _TOP + 18 + 18 * n, name, f'fill="{color}"'))
+        parts.append(_text(_LEFT + 205 * (n % 4), 58 + 18 * (n // 4), name, f'fill="{color}"'))
     left, top = x(article["cost"]), y(article["ms"])
     label = f"the article: chain 1.7B, tp {article['tp']}, batch {article['batch']}, k {article['k']}"
     parts.append(f'<path d="M{left - 6:.1f} {top:.1f}l6 -6l6 6l-6 6z" fill="none" stroke="black" stroke-width="2"/>')
