@@ -107,8 +107,8 @@ class PackedAttention(Attention):
             places = (meta.positions_BN, padded_table(meta, cache))
             scales = scales_of(self, *PACKED_ATTENTION)
             arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *rope, *cache, *places, norm.eps)
-            arguments += (scales,) if scales else ()
-            part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
+            scaled = (*arguments, scales) if scales else arguments
+            part, keys, values = self.run("decode_attention", scaled, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
         out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
         # the packed weight's input features are in the order D, H
