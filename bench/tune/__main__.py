@@ -43,23 +43,26 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     page = parser.add_argument_group("page")
     page.add_argument("--limit-ms", type=positive, default=15.0, help="latency limit of the cheapest (default: 15)")
     page.add_argument("--price", type=positive, default=1.0, help="of a chip for an hour (default: 1, so chip-hours)")
-    page.add_argument("--band", action="store_true", help="simulate both ends of the band of uncertain constants too")
+    page.add_argument("--band", action="store_const", const=CASES, default=CASES[1:2], help="add the band of constants")
     page.add_argument("--article", action="store_true", help="print the article's claims instead")
     page.add_argument("--out", type=output_file, help="write the page to this file too")
-    page.add_argument("--picture", type=output_file, help="draw the first workload, latency over cost, as SVG")
+    page.add_argument("--picture", type=output_file, help="SVG of the first workload, latency over cost")
     return parser.parse_args(arguments)
 
 
 def study(options: argparse.Namespace) -> list[choose.Row]:
     """A row for every setup that fits at its best k, or at each of `--k`, and workload of its drafter."""
     read = [known for file in options.traces for known in acceptance.read(file, options.trace_drafter)]
-    grid = product(options.drafter, options.tp, options.batch, options.lnc)
-    fitting = [setup for parts in grid if (setup := Setup(*parts, options.weights)).fits]
+    grid = (
+        Setup(*parts, options.weights) for parts in product(options.drafter, options.tp, options.batch, options.lnc)
+    )
+    fitting = [setup for setup in grid if setup.fits]
     setups = dict.fromkeys(
-        (setup, acceptance.without_drafts(known.workload) if alone else known)
+        (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if baseline else known)
         for known in (read or acceptance.KNOWN)
+        if known.drafter in ("", *options.drafter) or set(options.drafter) == {"none"}
         for setup in fitting
-        if (alone := setup.drafter == "none") or known.drafter in ("", setup.drafter)
+        if (baseline := setup.drafter == "none") or known.drafter in ("", setup.drafter)
     )
     if all(setup.drafter == "none" for setup, _ in setups) and set(options.drafter) != {"none"}:
         drafters = sorted({known.drafter for known in read})
@@ -67,8 +70,7 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     rows = [(*pair, k) for pair in setups for k in options.k or (None,) if not k or choose.is_known(*pair, k)]
     if not rows:
         raise UserError(f"no drafter has a known acceptance and kernels for k {options.k} here; lower --k or --batch")
-    ends = CASES if options.band else ("nominal",)
-    return [choose.row(*row, ends, options.price) for row in each(rows, "simulating setups")]
+    return [choose.row(*row, options.band, options.price) for row in each(rows, "simulating setups")]
 
 
 def main(arguments: list[str]) -> None:
@@ -81,9 +83,8 @@ def main(arguments: list[str]) -> None:
         every = choose.by_batch(rows) if len(options.batch) > 1 else choose.table(rows, "workload", "from")
         page = f"{sentence(made_by)}\n\n## Best choice\n\n{best}\n\n## Every setup\n\n{every}"
         if options.picture:
-            first = [r for r in rows if r["workload"] == rows[0]["workload"]]
-            of_article = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)
-            options.picture.write_text(picture.draw(first, of_article, first[0]["workload"]), encoding="utf-8")
+            seven = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)
+            options.picture.write_text(picture.draw(rows, seven), encoding="utf-8")
     if options.out:
         options.out.write_text(page + "\n", encoding="utf-8")
     print(page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from bench.table import markdown
@@ -26,8 +27,8 @@ def is_known(setup: Setup, acceptance: Acceptance, k: int) -> bool:
 
 def best_k(setup: Setup, acceptance: Acceptance) -> int:
     """The fastest known k, the smallest of equals; 0 is no speculation."""
-    most = min(setup.max_k, len(acceptance.shares))
-    known = (k for k in range(1, most + 1) if is_known(setup, acceptance, k))
+    max_k = min(setup.max_k, len(acceptance.shares))
+    known = (k for k in range(1, max_k + 1) if is_known(setup, acceptance, k))
     return min((0, *known), key=lambda k: ms_per_token(setup, acceptance, k))
 
 
@@ -47,10 +48,9 @@ def row(
         "workload": acceptance.workload, "k": k, "tokens": acceptance.tokens(k), "assumed": acceptance.assumed,
         "from": acceptance.source, "source": "simulated", "step": acceptance.tokens(k) / gains["nominal"],
         "step_ms": step_us(setup, k) / 1e3, "ms": ms["nominal"], "ms_low": min(ms.values()),
-        "ms_high": max(ms.values()),
         "gain": gains["nominal"], "gain_low": min(gains.values()), "gain_high": max(gains.values()),
         "read_share": read_share(setup, k), "chips": setup.chips, "tokens_per_second_per_chip": per_chip,
-        "cost": price * 1e6 / 3600 / per_chip,
+        "cost": price * 1e6 / 3600 / per_chip, "ms_high": max(ms.values()),
     }  # fmt: skip
 
 
@@ -68,11 +68,8 @@ def choices(rows: Sequence[Row], limit_ms: float) -> list[Row]:
 
 def frontier(rows: Iterable[Row]) -> list[Row]:
     """The rows for which no other row has lower cost and lower time per token, by rising cost."""
-    best: list[Row] = []
-    for r in sorted(rows, key=lambda r: (r["cost"], r["ms"])):
-        if not best or r["ms"] < best[-1]["ms"]:
-            best.append(r)
-    return best
+    by_cost = sorted(rows, key=lambda r: (r["cost"], r["ms"]))
+    return [r for n, r in enumerate(by_cost) if all(r["ms"] < cheaper["ms"] for cheaper in by_cost[:n])]
 
 
 def ms(row: Row, name: str = "ms", unit: str = "") -> str:
@@ -81,9 +78,8 @@ def ms(row: Row, name: str = "ms", unit: str = "") -> str:
     return f"{row[name]:.2f}{unit}" + (f" [{low:.2f}, {high:.2f}]" if low < high else "")
 
 
-def gain(row: Row) -> str:
-    """Speedup over no speculation, with its band if the row has one."""
-    return ms(row, "gain", "x")
+# speedup over no speculation, with its band if the row has one
+gain = partial(ms, name="gain", unit="x")
 
 
 def table(rows: Iterable[Row], *first: str) -> str:
@@ -101,10 +97,13 @@ def table(rows: Iterable[Row], *first: str) -> str:
 
 def by_batch(rows: Sequence[Row]) -> str:
     """The rows by workload, drafter and ranks as markdown: k, ms per token, speedup and cost at each batch."""
-    batches, lines = sorted({r["batch"] for r in rows}), dict[tuple[str, ...], dict[int, str]]()
+    batches, lines = sorted({r["batch"] for r in rows}), dict[tuple[Any, ...], dict[int, str]]()
     for r in rows:
-        known = f"{r['workload']}{' (assumed)' if r['assumed'] else ''}"
-        key = known, r["drafter"], f"{r['chips']:g}", str(r["tp"]), str(r["lnc"])
+        known = f"{r['workload']}{' (assumed)' if r['assumed'] else ''}" if r["drafter"] != "none" else "any"
+        key = known, r["drafter"], r["chips"], r["tp"], r["lnc"]
         lines.setdefault(key, {})[r["batch"]] = f"k {r['k']}: {r['ms']:.1f} ms, {r['gain']:.2f}x, {r['cost']:.2f}"
     heads = ["workload", "drafter", "chips", "tp", "LNC", *(f"batch {batch}" for batch in batches)]
-    return markdown(heads, [[*key, *(cells.get(b, "does not fit") for b in batches)] for key, cells in lines.items()])
+    return markdown(
+        heads,
+        [[*map(str, key), *(cells.get(b, "does not fit") for b in batches)] for key, cells in sorted(lines.items())],
+    )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from bench.kernels.cases import block_case
-from bench.kernels.layer import BF16, CONFIGS, DFLASH, SLOTS, Shard, prompt_cases
+from bench.kernels.layer import BF16, CONFIGS, DFLASH, SLOTS, Shard, mlp_case, prompt_cases
 from bench.kernels.sampling import FP32
 from bench.tune import passes
 from bench.tune.passes import LNC
@@ -28,10 +28,8 @@ from trnspec.bundle.plan import make_plan
 TARGET = "32B"
 # largest number of rows of the decode kernels, and the batches and rows per sequence for which passes are simulated
 MAX_ROWS, _BATCHES, _KNOTS = 128, (1, 4, 16, 64), (1, 8, 16, 32)
-MAX_K = 15
 _EAGLE3_IDS, _EAGLE3_TAPS, _DFLASH_TAPS, _MARKOV_RANK = 32000, 3, 5, 256
-_CORES_PER_CHIP = 8
-_MARKOV = "Markov"
+MAX_K, _CORES_PER_CHIP, _MARKOV = 15, 8, "Markov"
 # drafter: its kind, and the size of its Qwen3 if it is one
 DRAFTERS = {
     "none": ("none", ""),
@@ -43,11 +41,6 @@ DRAFTERS = {
     "DFlash with a Markov head": ("dflash", _MARKOV),
     "n-gram": ("ngram", ""),
 }
-# the rows of each pass of a model that drafts k; EAGLE-3's and DFlash's first pass has the verified rows
-_PASSES: dict[str, Callable[[int], list[int]]] = {
-    "chain": lambda k: [2] + [1] * (k - 1), "parallel": lambda k: [2 * k], "eagle3": lambda k: [k + 1] + [1] * (k - 1),
-    "dflash": lambda k: [k + 1] * 2,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,8 +106,10 @@ def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bo
 
     def us(batch: int, rows: int) -> float:
         shard = Shard(model, setup.tp, batch, rows)
+        # each embedding row is on one rank
+        embedding = passes.collective_us(setup.tp, shard.rows * shard.config.hidden_size * BF16, end, setup.lnc)
         layers = passes.layers_us(shard, end, setup.lnc, weights)
-        return passes.embedding_us(shard, end, setup.lnc) + layers + passes.head_us(shard, end, setup.lnc, noise)
+        return embedding + layers + passes.head_us(shard, end, setup.lnc, noise)
 
     return _at(setup, rows, us)
 
@@ -131,9 +126,9 @@ def draft_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 
 def pass_rows(drafter: str, k: int) -> list[int]:
-    """Rows per sequence in each drafter pass of a step with k drafts."""
-    kind, _ = DRAFTERS[drafter]
-    return _PASSES[kind](k) if k and kind in _PASSES else []
+    """Rows per sequence in each drafter pass of a step with k drafts, at first the verified ones for hidden states."""
+    rows = {"chain": [2] + [1] * (k - 1), "parallel": [2 * k], "eagle3": [k + 1] + [1] * (k - 1), "dflash": [k + 1] * 2}
+    return rows.get(DRAFTERS[drafter][0], []) if k else []
 
 
 def step_us(setup: Setup, k: int, end: str = "nominal") -> float:
@@ -176,9 +171,12 @@ def _dflash_us(setup: Setup, k: int, end: str, markov: bool) -> float:
     def us(batch: int, rows: int) -> float:
         shard = Shard(DFLASH, setup.tp, batch, rows)
         qkv, out = prompt_cases(shard, shard.rows, lnc)[1:]
-        block = passes.layer_us(shard, (qkv, block_case(shard, lnc), out), end, lnc)
-        head = passes.head_us(shard, end, lnc, noise=False)
-        return layers * (block + passes.kernel_us(qkv, end)) + head
+        # the block's launches, with a core barrier and an all-reduce after each half, and the context's QKV product
+        launches = (qkv, block_case(shard, lnc), out, mlp_case(shard, lnc), qkv)
+        layer = sum(passes.kernel_us(case, end) for case in launches)
+        layer += 2 * passes.CHIPS[end].core_barrier_ns.value / 1e3 * (lnc > 1)
+        layer += 2 * passes.collective_us(setup.tp, shard.rows * hidden * BF16, end, lnc)
+        return layers * layer + passes.head_us(shard, end, lnc, noise=False)
 
     total = _at(setup, next(n for n in _KNOTS if n > k), us)
     total += passes.read_us(_DFLASH_TAPS * hidden**2 * BF16 / setup.tp, end, lnc)

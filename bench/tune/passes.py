@@ -9,11 +9,10 @@ the simulator and the sizes of the models.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -24,7 +23,7 @@ import model.config
 import nki_kernels
 import nkisim
 from bench.kernels.case import Case
-from bench.kernels.layer import BF16, Shard, head_case, layers_case, mlp_case
+from bench.kernels.layer import BF16, Shard, head_case, layers_case
 from bench.kernels.sampling import FP32, noise_arguments, sample_arguments
 from nki_kernels.roofline import Cost
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
@@ -71,33 +70,23 @@ def _times() -> dict[str, list[float]]:
     return {}
 
 
-def _simulate(case: Case, ends: Iterable[str]) -> dict[str, list[float]]:
-    """The times of a case at ends of the band, from one recording."""
-    # events have no cycles
-    gc.disable()
-    events, times = case.recorded().events, {}
-    sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == events[0].core]
-    for end in ends:
-        timed = schedule(events, CHIPS[end], band=False)
-        layer = timed.end[sums[3]] - timed.end[sums[1]] if sums else 0.0
-        times[f"{case.full_name} {end}"] = [timed.latency_ns / 1e3, layer / 1e3]
-    gc.enable()
-    return times
-
-
 def case_us(case: Case, end: str = "nominal") -> list[float]:
     """One launch of a kernel, and one layer of a launch of several."""
-    times = _times()
-    if f"{case.full_name} {end}" not in times:
-        # a study without bands needs only the nominal end
-        times |= _simulate(case, [end] if end == "nominal" else ("low", "high"))
+    times, name = _times(), f"{case.full_name} {end}"
+    if name not in times:
+        events = case.recorded().events
+        sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == events[0].core]
+        for at in ("nominal",) if end == "nominal" else ("low", "high"):
+            timed = schedule(events, CHIPS[at], band=False)
+            layer = timed.end[sums[3]] - timed.end[sums[1]] if sums else 0.0
+            times[f"{case.full_name} {at}"] = [timed.latency_ns / 1e3, layer / 1e3]
         # without a cache folder the next run simulates again
         with suppress(OSError):
             cache_file().parent.mkdir(parents=True, exist_ok=True)
             partial_file = cache_file().with_suffix(f".{os.getpid()}")
             partial_file.write_text(json.dumps(times), encoding="utf-8")
             partial_file.replace(cache_file())
-    return times[f"{case.full_name} {end}"]
+    return times[name]
 
 
 def kernel_us(case: Case, end: str = "nominal") -> float:
@@ -119,8 +108,7 @@ def read_us(size_bytes: float, end: str = "nominal", lnc: int = LNC) -> float:
 
 def launch_us(end: str = "nominal") -> float:
     """One launch of a graph: 0.8 ms, AWS's figure for a host's dispatch; 2.5 ms at the high end of the band."""
-    chip = CHIPS[end]
-    return _EXECUTION_US if end == "high" else (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
+    return _EXECUTION_US if end == "high" else (CHIPS[end].host_dispatch_ns.value + CHIPS[end].launch_ns.value) / 1e3
 
 
 def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, weights: str = "bf16", count: int = 0) -> float:
@@ -128,13 +116,6 @@ def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, weights: str =
     several, layer = case_us(WEIGHTS[weights](shard, _LAYERS, lnc), end)
     count = count or shard.config.num_hidden_layers
     return -(-count // LAYERS) * (several - _LAYERS * layer) + count * layer
-
-
-def layer_us(shard: Shard, attention: tuple[Case, ...], end: str = "nominal", lnc: int = LNC) -> float:
-    """One layer in separate launches, with a core barrier and an all-reduce after each half."""
-    size_bytes = shard.rows * shard.config.hidden_size * BF16
-    sums = collective_us(shard.tp, size_bytes, end, lnc) + CHIPS[end].core_barrier_ns.value / 1e3 * (lnc > 1)
-    return sum(kernel_us(case, end) for case in (*attention, mlp_case(shard, lnc))) + 2 * sums
 
 
 def sampling_us(shard: Shard, vocabulary: int, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
@@ -147,16 +128,8 @@ def sampling_us(shard: Shard, vocabulary: int, end: str = "nominal", lnc: int = 
     return sum(kernel_us(case, end) for case in cases) + exchange
 
 
-def embedding_us(shard: Shard, end: str = "nominal", lnc: int = LNC) -> float:
-    """The all-reduce of embedding rows; each row is on one rank."""
-    return collective_us(shard.tp, shard.rows * shard.config.hidden_size * BF16, end, lnc)
-
-
 def head_us(shard: Shard, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
-    """The head and the sampling of a pass: the head at tp 32 for 32 rows, and the time to read its further rows.
-
-    From 4 to 128 rows and down to tp 4 this is within 3 % of the simulated head.
-    """
+    """The head and the sampling of a pass; the head as at tp 32 for 32 rows and the time to read more (3 % off)."""
     hidden, ids = shard.config.hidden_size, shard.config.vocab_size
     few = ids // 32
     more = read_us((ids // shard.tp - few) * hidden * BF16, end, lnc)

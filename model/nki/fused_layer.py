@@ -106,9 +106,9 @@ class PackedAttention(Attention):
             x_RE, norms = x_BNE.flatten(0, 1), (norm.weight, self.k_norm.weight, self.q_norm.weight)
             places = (meta.positions_BN, padded_table(meta, cache))
             scales = scales_of(self, *PACKED_ATTENTION)
-            of_rows = (*rope, *cache, *places, norm.eps, *((scales,) if scales else ()))
-            arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *of_rows)
-            part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
+            arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *rope, *cache, *places, norm.eps)
+            scaled = (*arguments, scales) if scales else arguments
+            part, keys, values = self.run("decode_attention", scaled, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
         out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
         # the packed weight's input features are in the order D, H

@@ -23,7 +23,7 @@ NODES = {"trn2.3xlarge": (12, 128 << 30, 1), "trn2.48xlarge": (VCPUS, MEMORY, DE
 FOLDERS = {"overlays/one-chip": ("trn2.3xlarge", 1), "overlays/replicas": ("trn2.48xlarge", 16)}
 
 
-def misfit(objects: Objects, folder: str) -> Iterator[str]:
+def incompatibilities(objects: Objects, folder: str) -> Iterator[str]:
     """A build that is refused, devices that are not those of its ranks, servers that do not fit a node."""
     instance, replicas = FOLDERS[folder]
     cpus, memory, devices = NODES[instance]
@@ -70,7 +70,7 @@ def test_overlays_obey(folder: str) -> None:
     laws: tuple[Any, ...] = tuple(law for law in manifests.LAWS if law is not manifests.too_small)
     # PROMPTS is of the Job bench, which compares two servers
     assert [sentence for law in laws for sentence in law(objects, DEPLOY)] == ["nothing reads PROMPTS"]
-    assert list(misfit(objects, folder)) == []
+    assert list(incompatibilities(objects, folder)) == []
 
 
 FAULTS = [
@@ -86,13 +86,13 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overlay", "old", "new", "said"), FAULTS, ids=[f"{f[0]}-{f[2]}" for f in FAULTS])
-def test_a_planted_fault_is_noticed(overlay: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("overlay", "old", "new", "sentence"), FAULTS, ids=[f"{f[0]}-{f[2]}" for f in FAULTS])
+def test_a_planted_fault_is_noticed(overlay: str, old: str, new: str, sentence: str, tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, deploy := tmp_path / "deploy")
     file = deploy / "overlays" / overlay / "kustomization.yaml"
     text = file.read_text(encoding="utf-8")
     assert old in text
     file.write_text(text.replace(old, new), encoding="utf-8")
-    folder = "overlays/replicas" if said.startswith("16") else f"overlays/{overlay}"
-    found = list(misfit(rendered(deploy, folder), folder))
-    assert any(said in sentence for sentence in found), found
+    folder = "overlays/replicas" if sentence.startswith("16") else f"overlays/{overlay}"
+    violations = list(incompatibilities(rendered(deploy, folder), folder))
+    assert any(sentence in each for each in violations), violations
