@@ -26,14 +26,14 @@ def count(minimum: int = 1, maximum: int = 10**9) -> Callable[[str], int]:
     return parse
 
 
-def milliseconds(text: str) -> float:
+def positive(text: str) -> float:
     """A finite number above 0."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given; give a number of milliseconds above 0")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given; give a number above 0")
     return value
 
 

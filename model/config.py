@@ -21,9 +21,6 @@ class Yarn:
     beta_fast: Annotated[float, Range(1e-3, 1e6)] = 32.0
     beta_slow: Annotated[float, Range(1e-3, 1e6)] = 1.0
     attention_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
-    mscale: Annotated[float | None, Range(0, 1e3)] = None
-    mscale_all_dim: Annotated[float | None, Range(0, 1e3)] = None
-    truncate: bool = True
 
     def as_hf(self) -> dict[str, Any]:
         """The object of a config.json."""

@@ -36,10 +36,11 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     """Prints the output while it is generated, and statistics on stderr; or JSON. Exits with 1 if ids differ."""
     args = _arguments(arguments)
+    print(f"reading {args.bundle}", file=sys.stderr, flush=True)
     params = Params(**{name: getattr(args, name) for name in _PARAMS})
     with LLM(args.bundle, args.platform, load=False) as llm:
         if args.compare and not llm.config.k:
-            raise UserError(f"{args.bundle} has no draft (k 0); leave out --compare, or build a pair")
+            raise UserError(f"{args.bundle} has no draft (k 0); leave out --compare, or build the bundle with a draft")
         options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "stop": args.stop, "k_limit": args.k_limit}
         speculation = not args.no_speculation and llm.config.k > 0
         # raises for invalid requests before the weights are loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,10 +49,10 @@ class Case:
             return nkisim.run(self.kernel[self.lnc], self.arguments(), policy=policy).recording
 
 
-def normal(shape: tuple[int, ...], itemsize: int) -> Any:
-    """Normal numbers of a shape, bf16 or fp32 by their size in bytes."""
-    numbers = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    return numbers.astype(ml_dtypes.bfloat16) if itemsize == 2 else numbers
+def normal(shape: tuple[int, ...], itemsize: int, scale: float = 1.0) -> Any:
+    """Normal numbers of a shape, bf16 or fp32 by their size in bytes; they repeat after 65,536."""
+    numbers = np.float32(scale) * np.random.default_rng(0).standard_normal(min(math.prod(shape), 1 << 16), np.float32)
+    return np.resize(numbers.astype(ml_dtypes.bfloat16) if itemsize == 2 else numbers, shape)
 
 
 def pool_of(d: AttentionDims) -> tuple[Any, Any]:

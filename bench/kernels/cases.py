@@ -21,6 +21,8 @@ from bench.kernels.layer import (
     Shard,
     attention_case,
     attention_dims,
+    head_case,
+    layers_case,
     mlp_case,
     prompt_cases,
 )
@@ -114,6 +116,15 @@ BLOCK_LAYER = (
     *(make(_BLOCK, lnc=2) for make in (block_case, mlp_case, attention_case)),
 )
 
+# the 32B and the 1.7B on one chip and on two
+_CHIPS = tuple(Shard(model, tp, 4, rows) for tp in (4, 8) for model, rows in (("32B", 8), ("1.7B", 1)))
+ONE_CHIP = (
+    *(make(shard, lnc=2) for shard in _CHIPS for make in (attention_case, mlp_case)),
+    *(layers_case(shard, 2) for shard in _CHIPS),
+    *(head_case(shard.rows, shard.config.hidden_size, shard.config.vocab_size // shard.tp) for shard in _CHIPS),
+    *(prompt_attention_case((512, 2048, heads, heads // 8, 128, 2), lnc=2) for heads in (16, 8)),
+)
+
 APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
-LAYERS = DECODE_LAYER + BLOCK_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
+LAYERS = DECODE_LAYER + ONE_CHIP + BLOCK_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
 CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + LAYERS

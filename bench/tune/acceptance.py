@@ -63,19 +63,23 @@ def from_one(workload: str, drafter: str, k: int, tokens: float, source: str, as
 _RUIZT = "tomasruizt, vLLM on one H100, greedy, one request at a time"
 _DEEPSPEC = "Qwen3-14B in DeepSpec's table 1 (T 1, 7 drafts); none is published for the 32B"
 _DEEPSPEC_14B = {"MT-Bench": (2.62, 3.10, 3.70), "HumanEval": (4.14, 4.59, 5.43), "GSM8K": (5.24, 5.41, 6.21)}
-_MARKOV = "DFlash with a Markov head"
 MT_BENCH = from_tokens("MT-Bench", "chain 1.7B", (1.77, 2.35, 2.80, 3.15, 3.40, 3.58), _RUIZT)
 INSTRUCT_CODER = from_tokens("InstructCoder", "chain 1.7B", (1.72, 2.24, 2.57, 2.85, 3.06, 3.17), _RUIZT)
+SMALL = tuple(
+    Acceptance(known.workload, "chain 0.6B", at_rate(0.4 * known.rate).shares[:6], "AWS's article, 60 % less", True)
+    for known in (MT_BENCH, INSTRUCT_CODER)
+)
 KNOWN = (
     MT_BENCH,
     INSTRUCT_CODER,
+    *SMALL,
     from_tokens("MT-Bench", "EAGLE-3", (1.68, 2.07, 2.28, 2.39, 2.44, 2.46), f"RedHatAI's head; {_RUIZT}"),
     from_one("MT-Bench", "parallel 0.6B", 15, 4.02, "PARD-2 with Qwen3-8B (arXiv 2605.08632)"),
     from_one("ShareGPT", "DFlash", 15, 2.46, "card of chutesai/Qwen3-32B-FP8-DFLASH, 8 requests", assumed=False),
     *(
         from_one(workload, drafter, 7, tokens, _DEEPSPEC)
         for workload, row in _DEEPSPEC_14B.items()
-        for drafter, tokens in zip(("EAGLE-3", "DFlash", _MARKOV), row, strict=True)
+        for drafter, tokens in zip(("EAGLE-3", "DFlash", "DFlash with a Markov head"), row, strict=True)
     ),
     from_one("edits", "n-gram", 7, 2.0, "gains of 2 to 4 are reported for suffix and n-gram look-up"),
 )

@@ -12,8 +12,8 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
-import witness
 from nkisim.errors import Relaxed
+from validation import witness
 
 INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2")

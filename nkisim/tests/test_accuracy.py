@@ -28,7 +28,7 @@ from validation.second_batch import LATER
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")
-ROOT, TIME = Path(__file__).parents[1], "docs/simulator_time.md"
+ROOT, TIME = Path(__file__).parents[1], "docs/time.md"
 
 
 def normed(source: Any, weight: Any) -> Any:

@@ -148,6 +148,23 @@ def test_time_is_the_same_without_numerics(kernels: Path, capsys: pytest.Capture
     assert printed(capsys, "time", "k.py:scale", "float32:128x512", "--no-numerics") == text
 
 
+def test_no_launch_is_in_a_time_and_each_output_states_it(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    launch = ("k.py:scale", "float32:128x512")
+    Path("base.json").write_text(printed(capsys, "time", *launch, "--json"), encoding="utf-8")
+    base = json.loads(Path("base.json").read_text(encoding="utf-8"))
+    (row,) = base["times"]
+    assert base["launch"] == "not included"
+    assert row["likely_low_ns"] < row["latency_ns"] < row["likely_high_ns"]
+    assert row["order"] in ("program", "reordered")
+    assert min(row[f"{part}_ns"] for part in ("launch", "profiled_launch", "host_dispatch")) > 0
+    compare = ("report", *launch, "--against", "base.json")
+    assert printed(capsys, *compare).endswith("\nsimulated on trn2, without a launch\n")
+    assert "for trn2, not measured, without a launch." in printed(capsys, *compare, "--format", "markdown")
+    for file, words in (("a.html", "simulated latency, without a launch"), ("a.svg", "simulated, no launch")):
+        printed(capsys, "report", *launch, "--out", file)
+        assert words in Path(file).read_text(encoding="utf-8")
+
+
 def test_a_recording_becomes_the_same_picture(kernels: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed(capsys, "run", "k.py:scale", "float32:128x512", "--recording", "r.json")
     printed(capsys, "report", "r.json", "--out", "a.svg")

@@ -12,7 +12,7 @@ from nkisim.timeline.trn2 import TRN2
 from validation.instruction_models import Measurement
 from validation.instructions import MEASUREMENTS, table
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "simulator_time.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "time.md"
 
 
 @pytest.mark.parametrize("row", MEASUREMENTS, ids=lambda row: row.name.strip().replace(" ", "-"))

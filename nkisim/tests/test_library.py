@@ -82,7 +82,7 @@ def test_no_checkout_and_no_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_section_of_constants_is_current(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "time.md").read_text(encoding="utf-8")
     assert page.endswith(provenance.section())
     copy = tmp_path / "page.md"
     copy.write_text(page.replace("`tensor_ghz` | 2.4", "`tensor_ghz` | 2.5"), encoding="utf-8")

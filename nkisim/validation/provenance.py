@@ -19,7 +19,7 @@ from validation.third_batch import COMPLETING, WITH_GELU
 TITLE = "## Every constant"
 HEAD = f"""{TITLE}
 
-Written by `python -m validation.provenance --out docs/simulator_time.md` from `src/nkisim/timeline/trn2.py`.
+Written by `python -m validation.provenance --out docs/time.md` from `src/nkisim/timeline/trn2.py`.
 Times and counts are in the stated unit; the range is the band's, from the fast end to the slow end.
 
 * documented: stated in the manual (paths are relative to aws-neuron-sdk);

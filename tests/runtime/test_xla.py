@@ -35,7 +35,7 @@ def test_what_is_compiled_is_the_proto_of_the_manifest(family: Path, monkeypatch
     monkeypatch.setattr(jax_compat, "compile_module", compile_module)
     keys = list(runner.bundle.plan.by_key)
     for key in keys:
-        runner.load(key)
+        runner.prepare(key, warm=False)
     assert seen == [runner.bundle.files[runner.graph(key).file].sha256 for key in keys]
     assert len(seen) > 4
 

@@ -1,4 +1,4 @@
-"""A bundle of the demo pair behind the front door, shared with the other tests of the session, and a tiny one."""
+"""A bundle of the demo pair in `LLM`, shared with the other tests of the session, and a tiny one."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -70,7 +70,7 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
     imported = _run(tmp_path, "-c", "from trnspec import LLM")
     assert imported.stderr.splitlines()[-1].startswith(f"ImportError: {expected}")
     (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle/manifest.json").touch()
+    (tmp_path / "bundle/manifest.json").write_text('{"format": "trnspec-bundle"}', encoding="utf-8")
     for argument, code, out, error in (("bundle", 2, "", f"error: {expected}"), ("gpt2", 0, "None\n", "")):
         served = _run(tmp_path, "-c", "import trnspec; print(trnspec.platform())", "serve", argument)
         assert (served.returncode, served.stdout) == (code, out)
@@ -78,7 +78,7 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
 
 
 def test_the_wheel_ships_exactly_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built from the sources and a stray folder beside them, by the backend itself: nothing is fetched."""
+    """Built from the sources and a stray folder next to them, by the backend itself: nothing is fetched."""
     for name in (*SHIPPED, "bench", "demo", "deploy", "pyproject.toml", "README.md", "LICENSE"):
         (tmp_path / name).symlink_to(ROOT / name)
     for stray in ("models", "compile_old", "model_old"):

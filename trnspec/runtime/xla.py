@@ -22,6 +22,7 @@ from trnspec.bundle.manifest import PLAIN, Compiler, flag_tag, with_lnc
 from trnspec.bundle.opening import Bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.runtime import jax_compat, split_layers
+from trnspec.runtime.compile_cache import cache_compiled_graphs
 from trnspec.runtime.jax_compat import ir, stablehlo
 from trnspec.runtime.runner import Runner
 
@@ -50,6 +51,8 @@ class XlaRunner(Runner):
                 reason = bundle.manifest.without_kernels or "PJRT runs no NKI kernels; build with --kernels reference"
                 raise UserError(f"{bundle.path} cannot run with PJRT: {reason}")
             set_lnc(bundle.manifest.compiler)
+        else:
+            cache_compiled_graphs()
         self._platform, self._devices = platform, devices_of(platform, self.tp)
         self._sharding = NamedSharding(Mesh(np.array(self._devices), ("rank",)), PartitionSpec("rank"))
         # (array, its copy on the devices): the last run's outputs and read-only inputs

@@ -131,8 +131,8 @@ def too_slow(name: str, result: Schedule, max_us: float) -> str:
     largest = sorted(result.waits_ns.items(), key=lambda item: -item[1])[:3]
     path = ", ".join(f"{cause} {time / result.latency_ns:.0%}" for cause, time in largest)
     return (
-        f"{name} takes {clock(result.latency_ns)} (simulated on {result.chip}, band {clock(result.low_ns)} to "
-        f"{clock(result.high_ns)}) and max_us is {max_us:g}; its critical path: {path}"
+        f"{name} takes {clock(result.latency_ns)} (simulated on {result.chip}, without a launch; possible "
+        f"{clock(result.low_ns)} to {clock(result.high_ns)}) and max_us is {max_us:g}; its critical path: {path}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import nkisim
 from nkisim.cli.launches import Launch
 from nkisim.command import read_json
-from nkisim.timeline.compiler_model import COMPILER, CompilerModel
+from nkisim.timeline.compiler_model import COMPILER, ORDER, CompilerModel
 from nkisim.timeline.drawing import clock
 from nkisim.timeline.schedule import Schedule, schedule
 
@@ -18,7 +18,6 @@ FIGURES = (
     "latency_ns", "low_ns", "high_ns", "likely_low_ns", "likely_high_ns", "order", "program_order_ns", "launch_ns",
     "profiled_launch_ns", "host_dispatch_ns", "roofline_ns", "roofline_share", "bound", "hbm_bytes",
 )  # fmt: skip
-ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compiler might"}
 
 
 def row(launch: Launch, numerics: bool = True, compiler: CompilerModel = COMPILER) -> dict[str, Any]:
@@ -34,8 +33,9 @@ def figures(result: Schedule) -> dict[str, Any]:
 
 
 def to_json(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of a times file."""
-    return {"format": FORMAT, "source": "simulated", "nkisim": nkisim.__version__, "chip": "trn2", "times": list(rows)}
+    """The content of a times file; no time of a row includes a launch; the times of a launch are in the row too."""
+    about = {"format": FORMAT, "source": "simulated", "launch": "not included", "nkisim": nkisim.__version__}
+    return {**about, "chip": "trn2", "times": list(rows)}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -116,12 +116,13 @@ def difference_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---:|---:|---|",
         *("| `{}` | {} | {} | {} |".format(*_cells(r)) for r in rows),
         "",
-        f"Simulated by nkisim {nkisim.__version__} for trn2, not measured. A change inside of the band may not show on "
-        "a chip.",
+        f"Simulated by nkisim {nkisim.__version__} for trn2, not measured, without a launch. A change inside of the "
+        "band may not show on a chip.",
     ]
     return "\n".join(lines)
 
 
 def difference_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The difference for a terminal."""
-    return "\n".join(f"{name}: {a or 'absent'} -> {b or 'absent'} ({word})" for name, a, b, word in map(_cells, rows))
+    lines = [f"{name}: {a or 'absent'} -> {b or 'absent'} ({word})" for name, a, b, word in map(_cells, rows)]
+    return "\n".join([*lines, "simulated on trn2, without a launch"])

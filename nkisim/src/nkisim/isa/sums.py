@@ -1,6 +1,6 @@
 """Products without an order and reductions in one order: the same bits on every processor, at every shape.
 
-nkisim/docs/simulator.md, "Sums and functions", has the argument.
+docs/coverage.md, "Sums and functions", has the argument.
 """
 
 from __future__ import annotations

@@ -134,6 +134,7 @@ def draw(events: Sequence[Event], result: Schedule, core: int | None = None) -> 
         f'aria-label="simulated timeline">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
+    parts.append(f'<text x="10" y="{TOP - 16}" fill="#5c6670">simulated, no launch</text>')
     parts += axis(latency, scale, height)
     y = TOP
     parts += _critical(events, result, scale, y)

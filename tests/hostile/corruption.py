@@ -1,4 +1,4 @@
-"""Random damages of a bundle's files and of its manifest: none may load, each is refused in one sentence."""
+"""Random corruption of a bundle's files, and forged manifests: each is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trnspec.bundle.opening import damage, open_bundle, read_bundle
 HUGE = 1_000_000_000
 
 
-def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
-    """Flips, cuts, extensions, deletions, exchanges and edits, one at a time, on a copy that was verified before."""
-    rng, series = random.Random(seed), Series("damages refused before anything runs")
-    copy = scratch / "damaged"
+def corrupt_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
+    """Corrupt one file at a time of a verified copy."""
+    rng, series = random.Random(seed), Series("corrupt files refused before anything runs")
+    copy = scratch / "corrupt"
     shutil.copytree(bundle, copy)
     _verified(copy)
     names = [MANIFEST, *sorted(read_bundle(copy).files)]
@@ -40,21 +40,21 @@ def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
 
 
 def _verified(folder: Path) -> None:
-    """Open a bundle, and read what a loader reads later."""
-    if found := damage(open_bundle(folder)):
-        raise UserError(f"{folder} is damaged: {found[0]}")
+    """Open a bundle and read every file."""
+    if errors := damage(open_bundle(folder)):
+        raise UserError(f"{folder} is corrupt: {errors[0]}")
 
 
 KINDS: dict[str, Callable[[Path, Path, random.Random], object]] = {
     "flip": lambda file, other, rng: flip(file, rng.randrange(file.stat().st_size), 1 << rng.randrange(8)),
     "cut": lambda file, other, rng: file.write_bytes(file.read_bytes()[: rng.randrange(file.stat().st_size)]),
-    # blanks after JSON are no change of what it says
+    # spaces after JSON would not change its value
     "extension": lambda file, other, rng: file.write_bytes(file.read_bytes() + b"}" + rng.randbytes(rng.randrange(64))),
     "deletion": lambda file, other, rng: file.unlink(),
     "exchange": lambda file, other, rng: shutil.copy2(other, file),
     "reversal": lambda file, other, rng: file.write_bytes(file.read_bytes()[::-1]),
 }
-# where a field is, and what it becomes; the digests are computed anew, as an author of a forged manifest would
+# (path of a field, its new value); the digests are recomputed, as the author of a forged manifest would
 CONFIGS, TOKENIZER = ("target_config", "draft_config"), "files|tokenizer/tokenizer.json"
 SHARD = "files|weights/tp0_sharded_checkpoint.safetensors"
 EDITS: list[tuple[str, Any]] = [
@@ -109,7 +109,7 @@ NAMES = ["", ".", "..", "../x", "/x", "a/../b", "a//b", "a/", "./a", ".build/x",
 
 
 def forge(bundle: Path, scratch: Path, read: Callable[[Path], object]) -> Series:
-    """Edited manifests with right digests: each is refused, before a number of it is used."""
+    """Edited manifests with right digests: each is refused before a value of it is used."""
     series, copy = Series("forged manifests refused"), scratch / "forged"
     shutil.copytree(bundle, copy)
     manifest = json.loads((copy / MANIFEST).read_text(encoding="utf-8"))
@@ -130,7 +130,7 @@ def forge(bundle: Path, scratch: Path, read: Callable[[Path], object]) -> Series
 
 
 def _put(value: Any, path: list[str], new: Any) -> bool:
-    """Change a field in place; whether it had that value already."""
+    """Change a field in place; whether it had this value before."""
     *path, last = path
     for step in path:
         value = value[step]
