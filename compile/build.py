@@ -101,7 +101,7 @@ def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildRes
 def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
     spec, code = plan.spec, trace_code()
     models = [dataclasses.asdict(part.config) for part in spec.parts]
-    options = [spec.kernels, spec.layers, spec.without, spec.gather]
+    options = [spec.kernels, spec.layers, spec.without, spec.gather, spec.weights]
     common = [models, spec.drafter, spec.k, spec.tp, spec.max_len, spec.dtype, options, code]
     return {file: canonical_hash([digest, *common]) for file, digest in graph_digests(plan).items()}
 

@@ -66,7 +66,7 @@ def plan_as_text(plan: BundlePlan) -> str:
     return "\n".join([
         *(f"{p.role:<6} {p.name}: {parameters[p.role] / 1e9:.3g} B parameters" for p in spec.parts),
         f"step   {step if spec.k else 'k = 0: the target alone, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
-        f"tp {spec.tp}, {spec.dtype}, kernels {spec.kernels}",
+        f"tp {spec.tp}, {spec.dtype}, {'FP8 weights, ' * (spec.weights == 'fp8')}kernels {spec.kernels}",
         *(f"draft  trained for k {spec.draft_config.trained_k}: with k {k} it is a different drafter, whose acceptance "
           "has to be measured (docs/drafters.md)" for k in spec.untrained_ks),
         f"rank   {hbm_text(plan)}",

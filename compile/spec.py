@@ -62,6 +62,7 @@ class BuildSpec:
     out: str = _flag("bundle", "folder of the bundle")
     drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
+    weights: str = _flag("dtype", "fp8 for the projections of layers, quantized per output channel, or dtype")
     kernels: str = _flag("nki", "nki (Trainium's kernels, simulated on a CPU) or reference (torch: a CPU, odd sizes)")
     recipe: Recipe = _flag(
         Recipe(), f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"
@@ -95,6 +96,7 @@ class BuildSpec:
             draft_config=load_draft(drafter, self.draft, target) if drafter.config_type else None,
             blocks=self.recipe.blocks, chunks=self.recipe.chunks, context_buckets=self.recipe.context_buckets,
             graphs=self.recipe.graphs, without=self.recipe.without, gather=self.recipe.gather,
+            weights=self.weights,  # type: ignore[arg-type]
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 

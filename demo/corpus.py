@@ -13,7 +13,7 @@ from demo.structured import GENERATORS
 
 END = "<|endoftext|>"
 TEXT = Path(__file__).parent / "text"
-_TRAINED_SHARE = 0.95
+TRAINED_SHARE = 0.95
 _PASSAGE_CHARS = (300, 1800)
 
 
@@ -21,7 +21,7 @@ def load_prose() -> list[list[str]]:
     """Paragraphs of each text, without the last twentieth, which is not trained on."""
     texts = [gzip.decompress(file.read_bytes()).decode() for file in sorted(TEXT.glob("*.txt.gz"))]
     paragraphs = [text.splitlines() for text in texts]
-    return [lines[: round(len(lines) * _TRAINED_SHARE)] for lines in paragraphs]
+    return [lines[: round(len(lines) * TRAINED_SHARE)] for lines in paragraphs]
 
 
 def passage(rng: random.Random, prose: list[list[str]]) -> str:

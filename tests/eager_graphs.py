@@ -71,7 +71,9 @@ class EagerGraphs:
 
 def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> EagerGraphs:
     """The graphs of a spec, from the checkpoint folders of target and draft; `launch` runs NKI kernels."""
-    ctx = make_context(spec.kernels, 1, launch=launch, layers=spec.layers, without=spec.without)
+    ctx = make_context(
+        spec.kernels, 1, launch=launch, layers=spec.layers, without=spec.without, fp8=spec.weights == "fp8"
+    )
     target_checkpoint, drafter = Checkpoint(folders["target"], spec.target_config), Drafter()
     if spec.has_draft:
         checkpoint = Checkpoint(folders["draft"], spec.draft_config, target_checkpoint)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bench.kernels.case import Case, normal, pool_of
@@ -16,11 +17,12 @@ from nki_kernels.layer.attention import decode_attention_kernel
 from nki_kernels.layer.decode_layers import decode_layers_kernel
 from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp_kernel
-from nki_kernels.layer.pack_weights import BANK, block_width, pack_head, pack_qkv
+from nki_kernels.layer.pack_weights import BANK, FP8_COLUMNS, block_width, pack_head, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
 from nki_kernels.roofline import AttentionDims
 
 BF16 = 2
+EPS = 1e-6
 # the layers of chutesai/Qwen3-32B-FP8-DFLASH, a draft of the 32B
 DFLASH = "dflash-32B"
 CONFIGS = PRESETS | {
@@ -35,12 +37,23 @@ LENGTHS = (SLOTS, 4096, 8192, 32768)
 
 @dataclass(frozen=True)
 class Shard:
-    """A model's layer on one of `tp` ranks, and the rows of a pass: B sequences of N."""
+    """A model's layer on one of `tp` ranks, and the rows of a pass: B sequences of N; weights are bf16 or FP8."""
 
     model: str
     tp: int
     batch: int
     candidates: int
+    fp8: bool = False
+
+    @property
+    def weight_itemsize(self) -> int:
+        """Bytes of a weight."""
+        return 1 if self.fp8 else BF16
+
+    @property
+    def columns(self) -> int:
+        """The most columns of a packed block."""
+        return FP8_COLUMNS if self.fp8 else BANK
 
     @property
     def config(self) -> Qwen3Config:
@@ -60,26 +73,35 @@ class Shard:
     @property
     def name(self) -> str:
         """As in 32B-tp32-B4-N8."""
-        return f"{self.model}-tp{self.tp}-B{self.batch}-N{self.candidates}"
+        return f"{self.model}-tp{self.tp}-B{self.batch}-N{self.candidates}" + "-fp8" * self.fp8
 
 
-def packed(depth: int, features: int, blocks_of: int = 1) -> Any:
+def packed(depth: int, features: int, blocks_of: int = 1, columns: int = BANK) -> Any:
     """A random packed weight of `features` outputs; its product has the scale of its operand."""
-    width = block_width(features, BANK // blocks_of)
+    width = block_width(features, columns // blocks_of)
     return normal((features // width, depth, blocks_of * width), BF16, depth**-0.5)
 
 
-def mlp_arguments(shard: Shard) -> tuple[Any, ...]:
-    """Arguments of decode_mlp_kernel."""
+def in_dtype(shard: Shard, *weights: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Packed weights in a shard's dtype, and the scales of FP8 weights."""
+    if not shard.fp8:
+        return weights, ()
+    scales = tuple(np.ones((w.shape[0], 1, w.shape[2]), np.float32) for w in weights)
+    return tuple(w.astype(ml_dtypes.float8_e4m3) for w in weights), scales
+
+
+def mlp_arguments(shard: Shard, rows: int = 0) -> tuple[Any, ...]:
+    """Arguments of decode_mlp_kernel, and of prompt_mlp_kernel for a number of rows."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
-    gamma = normal((hidden,), BF16)
-    return normal((shard.rows, hidden), BF16), gamma, packed(hidden, inner, 2), packed(inner, hidden)
+    weights, scales = in_dtype(shard, packed(hidden, inner, 2, shard.columns), packed(inner, hidden, 1, shard.columns))
+    rows_and_gamma = normal((rows or shard.rows, hidden), BF16), normal((hidden,), BF16)
+    return *rows_and_gamma, *weights, *((EPS, scales) if scales else ())
 
 
 def mlp_case(shard: Shard, lnc: int = 1) -> Case:
     """The MLP half of a shard's layer."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
-    cost = partial(roofline.decode_mlp, shard.rows, hidden, inner, BF16)
+    cost = partial(roofline.decode_mlp, shard.rows, hidden, inner, shard.weight_itemsize)
     return Case(shard.name, decode_mlp_kernel, partial(mlp_arguments, shard), cost, lnc)
 
 
@@ -93,35 +115,40 @@ def attention_arguments(shard: Shard, slots: int = SLOTS) -> tuple[Any, ...]:
     """Arguments of decode_attention_kernel: rows at the end of the sequences, pages in random order."""
     d, hidden = attention_dims(shard, slots), shard.config.hidden_size
     q, k = (normal((heads * d.dim, hidden), BF16) for heads in (d.heads, d.kv_heads))
-    qkv = pack_qkv(q, k, k, d.dim)
+    qkv = pack_qkv(q, k, k, d.dim, shard.columns)
     norms = normal((hidden,), BF16), normal((d.dim,), BF16), normal((d.dim,), BF16)
     pool, table = pool_of(d)
     positions = np.tile(np.arange(slots - d.candidates, slots, dtype=np.int32), (d.batch, 1))
     # random numbers need no order: pack_out would only permute the inputs of the output projection
-    weights = (qkv * hidden**-0.5).astype(qkv.dtype), packed(d.heads * d.dim, hidden)
+    out = packed(d.heads * d.dim, hidden, 1, shard.columns)
+    weights, scales = in_dtype(shard, (qkv * hidden**-0.5).astype(qkv.dtype), out)
     places = (*rope_tables(positions, d.dim), pool, pool.copy(), positions, table)
-    return normal((shard.rows, hidden), BF16), *norms, *weights, *places
+    return normal((shard.rows, hidden), BF16), *norms, *weights, *places, *((EPS, scales) if scales else ())
 
 
 def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:
     """The attention half of a shard's layer."""
-    cost = partial(roofline.decode_attention, attention_dims(shard, slots), shard.config.hidden_size)
+    dims, hidden = attention_dims(shard, slots), shard.config.hidden_size
+    cost = partial(roofline.decode_attention, dims, hidden, shard.weight_itemsize)
     arguments = partial(attention_arguments, shard, slots)
     return Case(f"{shard.name}-S{slots}", decode_attention_kernel, arguments, cost, lnc)
 
 
 def layers_arguments(shard: Shard, count: int, groups: Any, slots: int) -> tuple[Any, ...]:
     """Arguments of decode_layers_kernel: layers with the same weights, each with its own pools."""
-    x, gamma, k_norm, q_norm, qkv, out, cos, sin, keys, values, positions, table = attention_arguments(shard, slots)
-    attention, mlp = (gamma, k_norm, q_norm, qkv, out), mlp_arguments(shard)[1:]
-    layers = tuple((*attention, *mlp, keys.copy(), values.copy()) for _ in range(count))
+    x, *attention, cos, sin, keys, values, positions, table = attention_arguments(shard, slots)[:12]
+    mlp, scales = mlp_arguments(shard), ()
+    if shard.fp8:
+        scales = (*attention_arguments(shard, slots)[-1], *mlp[-1])
+    layers = tuple((*attention, *mlp[1:4], keys.copy(), values.copy(), *scales) for _ in range(count))
     return x, layers, cos, sin, positions, table, groups
 
 
 def layers_case(shard: Shard, count: int, lnc: int = 2, summed: bool = True, slots: int = SLOTS) -> Case:
     """`count` layers in one launch, with or without the all-reduces of the shard's ranks."""
     inner = shard.config.intermediate_size // shard.tp
-    cost = partial(roofline.decode_layers, attention_dims(shard, slots), shard.config.hidden_size, inner, count)
+    sizes = shard.config.hidden_size, inner, count, shard.weight_itemsize
+    cost = partial(roofline.decode_layers, attention_dims(shard, slots), *sizes)
     groups, name = (tuple(range(shard.tp)),) if summed else None, f"{shard.name}-S{slots}-L{count}"
     arguments = partial(layers_arguments, shard, count, groups, slots)
     ranks = shard.tp if summed else 0

@@ -41,7 +41,8 @@ class Cutter:
         self._checkpoints: dict[str, Checkpoint] = {}
         self._weights = dict[str, tuple[str, Weight]]()
         for part in plan.spec.parts:
-            self._checkpoints[part.role] = Checkpoint(folders[part.role], part.config, self._checkpoints.get("target"))
+            given = folders[part.role], part.config, self._checkpoints.get("target"), part.packing.fp8
+            self._checkpoints[part.role] = Checkpoint(*given)
             self._weights |= {f"{part.prefix}.{weight.name}": (part.role, weight) for weight in part.weights}
 
     def recipes(self) -> list[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from docs.console import ROOT, rewritten
+from nkisim.timeline.chip import CASES
+from nkisim.timeline.costs.dma import collective_ns
+from nkisim.timeline.trn2 import TRN2
+
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("validation/*.md")]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in sorted(PAGES)}
 _FILE = re.compile(r"`((?:src|docs|tests|examples|validation)/[\w./-]*(?:/|\.(?:py|md|json|svg|ya?ml|txt)))`")
@@ -56,3 +59,21 @@ def test_examples_print_what_the_page_shows(page: str) -> None:
     text = "\n".join(_EXAMPLE.findall(TEXTS[page]))
     example = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if "```console\n$ nkisim" in text])
+def test_commands_print_what_the_page_shows(page: str) -> None:
+    """`make docs` writes the output of commands; times and digests of a page are those of this source."""
+    assert rewritten(TEXTS[page]) == TEXTS[page]
+
+
+def test_a_stale_figure_is_replaced() -> None:
+    page = TEXTS["docs/quickstart.md"]
+    assert rewritten(page.replace("  7.72 us", "  7.71 us")) == page
+    assert "  7.72 us" in page
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16, 32, 64])
+def test_the_times_of_collectives_are_those_of_the_law(ranks: int) -> None:
+    low, nominal, high = (collective_ns(0, ranks, 2, TRN2.at(case)) / 1e3 for case in CASES)
+    assert f"| {ranks} | {low:.1f} | {nominal:.1f} | {high:.1f} |" in TEXTS["docs/time.md"]

@@ -12,12 +12,12 @@ from nkisim.timeline.trn2 import TRN2
 from validation.instruction_models import Measurement
 from validation.instructions import MEASUREMENTS, table
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "simulator_time.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "time.md"
 
 
 @pytest.mark.parametrize("row", MEASUREMENTS, ids=lambda row: row.name.strip().replace(" ", "-"))
 def test_close_to_the_measurement(row: Measurement) -> None:
-    # the figure has no numbers on its axis, and whole kernels show a transfer every 0.67 us and not every 0.8
+    # the figure has no numbers on its axis, and kernels show a transfer every 0.67 us and not every 0.8
     figure = row.name.startswith("one queue")
     assert row.ratio == pytest.approx(1.0, abs=0.20 if figure else 0.10)
 

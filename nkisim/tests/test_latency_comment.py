@@ -1,4 +1,4 @@
-"""docs/latency_comment.yml: what the text of a pull request can reach."""
+"""docs/latency_comment.yml: what a pull request can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m validation [--json] [--only TEXT] [--out FILE]`: every measured row beside its simulated time.
+"""`python -m validation [--json] [--only TEXT] [--out FILE]`: every measured row and its simulated time.
 
 `--library CHECKOUT` runs the vendor's kernels instead, unmodified, at the shapes at which the vendor measured them, or
 with `--rows validation/unmeasured_rows.json` at the shapes of bench/kernels.
@@ -110,7 +110,7 @@ def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
 
 
 def _library(options: Any) -> int:
-    """Print or write the vendor's kernels beside their measured times."""
+    """Print or write the vendor's kernels and their measured times."""
     listed = [row for row in rows(options.rows) if options.only in row.id]
     # the library's kernels print what they allocate
     with redirect_stdout(sys.stderr):
@@ -128,7 +128,7 @@ def _library(options: Any) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print or write every measured kernel beside its simulated time (4 minutes)."""
+    """Print or write every measured kernel and its simulated time (4 minutes)."""
     parser = Parser(prog="python -m validation", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")

@@ -1,6 +1,6 @@
 """Sketches of published kernels that stream: activations, an optimizer's step, rotations, a selective scan.
 
-All are fp32 on one core with static descriptors, written from the descriptions in their records; no code of theirs.
+All are fp32 on one core with static descriptors, written from the descriptions in their records; none of their code.
 """
 
 from __future__ import annotations

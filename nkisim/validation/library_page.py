@@ -1,4 +1,4 @@
-"""The page of the vendor's own kernels: coverage, error, bands and order by family, every row, and the refused ones."""
+"""The page of the vendor's kernels: coverage, error, bands and order by family, every row, and the refused ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nkisim.timeline.schedule import schedule
 from validation.library import Recorded
 from validation.outcome import Outcome, Summary, half_width, summary
 
-HEAD = """# The vendor's own kernels
+HEAD = """# The vendor's kernels
 
 Written by `python -m validation --library CHECKOUT --out validation/library.md`, CHECKOUT being one of
 github.com/aws-neuron/nki-library. Its kernels run unmodified at the shapes of `library_rows.json`, at which AWS
@@ -21,7 +21,7 @@ SMALL_US = 40.0
 
 
 def library_page(outcomes: Sequence[Outcome], refused: Sequence[Recorded], recorded: Sequence[Recorded]) -> str:
-    """The whole page as Markdown."""
+    """The page as Markdown."""
     ordinary = sum(r.policy == "default" and r.events is not None for r in recorded)
     ran = f"{len(outcomes)} of {len(recorded)} rows run"
     parts = [

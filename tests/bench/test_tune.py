@@ -37,6 +37,7 @@ def formulas(monkeypatch: pytest.MonkeyPatch) -> None:
         return scales[end] * (size * 16 / shard.tp / lnc + 5 * shard.rows) / (64 / count if count else 1)
 
     monkeypatch.setattr(passes, "layers_us", us)
+    monkeypatch.setattr(passes, "layer_us", lambda shard, attention, end, lnc: us(shard, end, lnc, count=1))
     monkeypatch.setattr(passes, "kernel_us", lambda case, end="nominal": 2.0 * scales[end])
 
 
@@ -83,8 +84,7 @@ def test_a_step_is_a_launch_drafter_passes_and_a_target_pass() -> None:
         ends = [drafters.step_us(setup, 7, end) for end in CASES]
         assert ends == sorted(ends)
     shard = Shard("32B", 32, 4, 5)
-    embedding = passes.collective_us(32, shard.rows * shard.config.hidden_size * 2)
-    between = embedding + passes.layers_us(shard) + passes.head_us(shard)
+    between = passes.embedding_us(shard) + passes.layers_us(shard) + passes.head_us(shard)
     assert drafters.pass_us(Setup("n-gram"), "32B", 5) == pytest.approx(between, rel=0.02)
     assert [Setup("chain 1.7B", 32, batch).max_k for batch in (1, 16, 64)] == [15, 7, 1]
     # fc only in the first pass of EAGLE-3
@@ -171,8 +171,8 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, tables: Any) -> None:
         acceptance.read(Path(_file(tmp_path, tables)))
 
 
-WRONG = """--limit-ms nan, --limit-ms -1, --price 0, --weights int4, --lnc 3, --batch 0, --batch 65,
---tp 5, --tp nan, --k 16, --drafter x, --traces /dev/null, --out /proc/x, --picture /proc/x"""
+WRONG = """--limit-ms nan, --limit-ms -1, --price 0, --weights int4, --lnc 3, --batch 0, --batch 65, --tp 5,
+--tp nan, --k 16, --drafter x, --traces /dev/null, --out /proc/x, --picture /proc/x"""
 
 
 @pytest.mark.parametrize("words", WRONG.replace("\n", " ").split(", "))

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.approx_filters import ApproxFilters
 from model.filters import Filters
 from model.graph_key import Stage
 from model.ops import EAGER, iota
@@ -209,7 +211,9 @@ def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: 
     for kind in kinds:
         engine = eager_engine(family, drafter, k=3, batch=8)
         engine.runner.keys.clear()  # type: ignore[attr-defined]
-        results = engine.run([dataclasses.replace(request, **kind) for request in requests])
+        with mock.patch.object(ApproxFilters, "keep", autospec=True, side_effect=ApproxFilters.keep) as keep:
+            results = engine.run([dataclasses.replace(request, **kind) for request in requests])
+        assert keep.called == (drafter != "ngram"), "drafts have approximate filters"
         actual.append([dataclasses.replace(result, scores=[]) for result in results])
         stages.append({key.stage for key in engine.runner.keys if not key.is_prefill})  # type: ignore[attr-defined]
     assert actual[0] == actual[1] == actual[2]

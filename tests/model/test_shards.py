@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.context import ONE_RANK, Context
 from model.filters import Filters
-from model.logits_processors import LogitsProcessors
+from model.logits_processors import PROMPT_FLAG, LogitsProcessors
 from model.logprobs import TOP, logprobs
 from model.nki import simulated
 from model.nki.context import NkiContext
@@ -57,6 +57,13 @@ def test_sums_of_ranks_have_one_order() -> None:
     assert not torch.equal(actual[0], ((a + b) + c) + d)
     few = on_ranks(4, lambda ops: sum_over_ranks(ops.gather, parts[ops.rank, 7:9]))
     assert torch.equal(few[0], actual[0][7:9])
+
+
+def test_integers_are_gathered_exactly() -> None:
+    """Counts with their flag; a collective sums floating-point numbers only."""
+    x_1C = torch.tensor([[0, 7, -1, PROMPT_FLAG + 5, -(2**31), 65535]], dtype=torch.int32)
+    for gathered in on_ranks(2, lambda ops: ops.gather(x_1C + ops.rank)):
+        assert torch.equal(gathered, torch.cat((x_1C, x_1C + 1), 1))
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

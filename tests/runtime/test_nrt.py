@@ -195,6 +195,10 @@ def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path
     assert "min_p" not in read
     worker.run(second.key, 2, [UNCHANGED] * len(second.inputs))
     assert read["min_p"].tolist() == [0.25] * bundle.spec.batch
+    # the next ids of that run are the input ids of the next one
+    worker._last[1].write_from_numpy(np.full((bundle.spec.batch, 1), 5, np.int32))
+    worker.run(second.key, 3, [1, *[UNCHANGED] * (len(second.inputs) - 1)])
+    assert read["input_ids"].tolist() == [[5]] * bundle.spec.batch
 
 
 def test_a_read_only_input_is_sent_again_after_another_value() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,30 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.drafters.registry import drafter_of
+from model.dtypes import FP8
 from model.errors import UserError
+from model.fp8 import BLOCK, of_blocks, quantize
 from model.parallel import HeadMap
 from model.strict import shown
 from model.weights import Packing, ShardSpec, Weight
 from trnspec.bundle.part import checkpoint_shapes
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SCALES = "_scale_inv"
 _FLOATS, _INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
 
 
 class Checkpoint:
     """A Hugging Face checkpoint folder, checked by name, shape and dtype before any tensor is read.
 
-    A draft's may lack tensors that its `target`'s checkpoint has for both.
+    A draft's may lack tensors that its `target`'s checkpoint has for both. `fp8`: projections become FP8, and may be
+    FP8 in blocks of 128 x 128 with a scale each, as in Qwen's checkpoints.
     """
 
-    def __init__(self, path: Path, config: ModelConfig, target: "Checkpoint | None" = None) -> None:
+    def __init__(self, path: Path, config: ModelConfig, target: "Checkpoint | None" = None, fp8: bool = False) -> None:
         self.path, self.config = path, config
         self.files, drafter = _files_of(path), drafter_of(config)
+        self._fp8 = fp8
         self._tensors: dict[str, Any] = {}
         for file in self.files:
             opened = _open(file)
@@ -45,13 +51,16 @@ class Checkpoint:
 
     def _check(self) -> None:
         expected, found = checkpoint_shapes(self.config), self._tensors
+        blocked = {name for name in expected if self._fp8 and name + _SCALES in found}
+        for name in blocked:
+            expected[name + _SCALES] = tuple(-(-size // BLOCK) for size in expected[name])
         integers = {w.parts[0][0] for w in drafter_of(self.config).weights(self.config, Packing()) if w.dtype}
         shapes, dtypes = list[str](), list[str]()
         for name in expected.keys() & found:
             shape, dtype = tuple(found[name].get_shape()), found[name].get_dtype()
             if shape != expected[name]:
                 shapes.append(f"{name} is {shape}, expected {expected[name]}")
-            if dtype not in (_INTEGERS if name in integers else _FLOATS):
+            if dtype not in (_INTEGERS if name in integers else ("F8_E4M3",) if name in blocked else _FLOATS):
                 dtypes.append(f"{name} is {dtype}")
         for fault, names, way in (
             ("lacks", expected.keys() - found, "give the folder of a complete checkpoint that fits its config.json"),
@@ -66,7 +75,9 @@ class Checkpoint:
     def shards(self, weight: Weight, tp: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """A weight on each of `tp` ranks; its tensors are read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
-        tensors, dim = [self._read(name, dtype) for name, _ in weight.parts], self.config.head_dim
+        quantized, dim = weight.scale or weight.dtype == FP8.name, self.config.head_dim
+        read = partial(self._quantized, scale=weight.scale) if quantized else partial(self._read, dtype=dtype)
+        tensors = [read(name) for name, _ in weight.parts]
         for rank in range(tp):
             cut = [_cut(x, shard, rank, heads, dim) for x, (_, shard) in zip(tensors, weight.parts, strict=True)]
             yield weight.pack(*cut, dim) if weight.pack else cut[0]
@@ -77,6 +88,16 @@ class Checkpoint:
         if not all(map(torch.isfinite, torch.aminmax(tensor))):
             raise UserError(f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; fetch it again")
         return tensor
+
+    def _quantized(self, name: str, scale: bool) -> Tensor:
+        """A projection's FP8 numbers, or its scales (out, 1)."""
+        tensor, scales = self._tensors[name][:], self._tensors.get(name + _SCALES)
+        try:
+            return quantize(of_blocks(tensor, scales[:]) if scales is not None else tensor)[scale]
+        except ValueError as error:
+            raise UserError(
+                f"{name} in {self.path} {error}, and cannot be FP8; fetch it again, or build without --weights fp8"
+            ) from error
 
 
 def _files_of(path: Path) -> list[Path]:

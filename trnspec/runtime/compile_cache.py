@@ -33,9 +33,9 @@ def _private_folder(name: str) -> Path | None:
         above, status = [parent.stat().st_mode for parent in folder.resolve().parents], folder.lstat()
     except (OSError, RuntimeError):
         return None
-    shared = any(mode & 0o022 and not mode & stat.S_ISVTX for mode in (*above, status.st_mode & ~stat.S_ISVTX))
-    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not shared
-    return folder if private and os.access(folder, os.W_OK) else None
+    replaceable = any(mode & 0o002 and not mode & stat.S_ISVTX for mode in above)
+    private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return folder if private and not replaceable and os.access(folder, os.W_OK) else None
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""`nkisim COMMAND ...`; each command tells its arguments with --help."""
+"""`nkisim COMMAND ...`; each command lists its arguments with --help."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def console() -> None:
     """The code of the command `nkisim`."""
-    # without the simulator's own file and line
+    # without the simulator's file and line
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     command.run(lambda: main(sys.argv[1:]))
 

@@ -43,7 +43,7 @@ def described(error: BaseException) -> dict[str, Any]:
     facts: dict[str, Any] = {"error": type(error).__name__, "message": sentence(error)}
     if isinstance(error, LawError):
         file, line = error.line or (None, None)
-        facts |= {"op": error.op, "operand": error.operand, "found": error.found, "allowed": error.allowed}
+        facts |= {"op": error.op, "operand": error.operand, "found": error.actual, "allowed": error.allowed}
         facts |= {"file": file, "line": line}
     return facts
 

@@ -16,7 +16,7 @@ class AddressRotation(Enum):
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """Options of a kernel for the compiler behind the tracer; None is the compiler's own choice.
+    """Options of a kernel for the compiler that follows the tracer; with None the compiler chooses.
 
     Attributes:
         address_rotation: rotate addresses.

@@ -24,15 +24,15 @@ MODULES = {"nki": launch, "nki.isa": isa, "nki.language": language, "nki.collect
 
 def public_names(signatures: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return (full name, module, dotted path in it) of every function, member and constant."""
-    found = []
+    result = []
     for module, parts in signatures["modules"].items():
         paths = list(parts["functions"]) + list(parts["constants"])
         for name, cls in parts["classes"].items():
             paths.append(name)
             for kind in ("members", "methods", "properties"):
                 paths += [f"{name}.{member}" for member in cls[kind]]
-        found += [(f"{module}.{p}", module, p) for p in paths]
-    return found
+        result += [(f"{module}.{p}", module, p) for p in paths]
+    return result
 
 
 def lookup(module: str, path: str) -> Any:

@@ -45,7 +45,7 @@ INFO: dict[str, DTypeInfo] = {
         _info("float16", np.float16, "float"),
         _info("float32", np.float32, "float"),
         _info("bfloat16", ml_dtypes.bfloat16, "float"),
-        # 1 sign, 8 exponent, 10 mantissa bits, kept in 32 bits
+        # 1 sign, 8 exponent, 10 mantissa bits, stored in 32 bits
         _info("tfloat32", np.float32, "float"),
         # non-OCP e4m3 with infinities and maximum 240
         _info("float8_e4m3", ml_dtypes.float8_e4m3, "float"),

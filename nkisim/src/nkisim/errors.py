@@ -1,4 +1,4 @@
-"""One error class per law. Each message is one sentence: what, found, allowed, kernel line."""
+"""One error class per law. Each message is one sentence: operation, actual, allowed, kernel line."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class NkiValidationError(Exception):
 class LawError(NkiValidationError):
     """A kernel broke a law of the machine or of the language."""
 
-    def __init__(self, op: str, operand: str | None, found: str, allowed: str) -> None:
-        self.op, self.operand, self.found, self.allowed = op, operand, found, allowed
+    def __init__(self, op: str, operand: str | None, actual: str, allowed: str) -> None:
+        self.op, self.operand, self.actual, self.allowed = op, operand, actual, allowed
         self.line: Line | None = None
-        super().__init__(op, operand, found, allowed)
+        super().__init__(op, operand, actual, allowed)
 
     def __str__(self) -> str:
         subject = f"{self.op}: {self.operand}" if self.operand else self.op
         where = f" [{self.line[0]}:{self.line[1]}]" if self.line else ""
-        return f"{subject} {self.found}; {self.allowed}{where}"
+        return f"{subject} {self.actual}; {self.allowed}{where}"
 
 
 class NotSimulated(LawError):
@@ -114,7 +114,7 @@ class Misaligned(LawError):
 
 
 class PsumBankCrossed(LawError):
-    """An access that must stay in one PSUM bank crosses its border."""
+    """An access that must stay in one PSUM bank crosses its boundary."""
 
 
 class UnwrittenRead(LawError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """One operand as memory: which bytes of which storage an instruction touches."""
+    """One operand as memory: the bytes of a storage that an instruction touches."""
 
     # "sbuf" | "psum" | "hbm"
     space: str

@@ -17,7 +17,7 @@ import numpy as np
 
 from nkisim.dtypes import INFO, Array
 
-# values that a kernel meets beside ordinary numbers; integers stay as they are
+# values that a kernel meets in addition to ordinary numbers; integers stay as they are
 HOSTILE = ("large", "tiny", "nan", "equal")
 VALUES = ("normal", *HOSTILE, "zeros", "ones", "arange")
 DTYPES = tuple(name for name, info in INFO.items() if info.kind != "packed" and name != "tfloat32")
@@ -35,7 +35,7 @@ class ArrayInput:
 
     Attributes:
         values: normal numbers (integers: below 8); `large` and `tiny` times a factor whose square the dtype holds,
-            `nan` with one NaN in the middle, `equal` one drawn number everywhere, `belowN` integers below N.
+            `nan` with one NaN in the middle, `equal` one random number everywhere, `belowN` integers below N.
     """
 
     dtype: str
@@ -90,8 +90,8 @@ def read(word: str, seed: int = 0) -> tuple[str | None, Any]:
     match = _ARRAY.fullmatch(rest)
     if match:
         shape = tuple(int(size) for size in match["shape"].split("x"))
-        values, own = match["values"] or "normal", match["seed"]
-        return name or None, ArrayInput(match["dtype"], shape, values, seed if own is None else int(own))
+        values, seed_word = match["values"] or "normal", match["seed"]
+        return name or None, ArrayInput(match["dtype"], shape, values, seed if seed_word is None else int(seed_word))
     try:
         return name or None, ast.literal_eval(rest)
     except (ValueError, SyntaxError):

@@ -34,7 +34,7 @@ def _ours() -> bool:
 
 
 def _real() -> bool:
-    """Tell whether `nki` can be imported and has instructions; the public index holds empty look-alikes."""
+    """Return whether `nki` can be imported and has instructions; the public index holds empty look-alikes."""
     try:
         return hasattr(importlib.import_module("nki.isa"), "nc_matmul")
     except ImportError:
@@ -64,7 +64,7 @@ def _version(name: str) -> str:
 
 def _modules() -> dict[str, ModuleType]:
     typing = _module("nki.typing", tensor=_Annotation, mutable_tensor=_Annotation)
-    # `from nki.isa import constants` looks for an attribute, so the module itself stands there too
+    # `from nki.isa import constants` looks for an attribute, so the module itself is there too
     constants = _module("nki.isa.constants", **_public(isa_constants))
     dtypes = _module("nki.language.dtypes", **_public(sys.modules["nkisim.language.dtypes"]))
     dtype = _module("nki.dtype", **_public(sys.modules["nkisim.language.dtypes"]))
@@ -88,10 +88,10 @@ def _modules() -> dict[str, ModuleType]:
         "nki.compiler": compiler, "nki.compiler.kernel_builder": builder,
         "nki.builtin": builtin, "nki.experimental": experimental,
     }  # fmt: skip
-    # published kernels also import nki through older doors
-    door = _module("nki_cpu_simulator", cpu_simulate=cpu_simulate, simulate=launch.simulate, nki=root)
-    door.__path__ = []
-    return {**rooms, **{f"nki_cpu_simulator.{name}": room for name, room in rooms.items()}, "nki_cpu_simulator": door}
+    # published kernels also import nki through older names
+    older = _module("nki_cpu_simulator", cpu_simulate=cpu_simulate, simulate=launch.simulate, nki=root)
+    older.__path__ = []
+    return {**rooms, **{f"nki_cpu_simulator.{name}": room for name, room in rooms.items()}, "nki_cpu_simulator": older}
 
 
 def _public(module: ModuleType) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nkisim import door
+from nkisim import host_io
 from nkisim.compiler import CompileConfig, SpecializationConfig
 from nkisim.core import races
 from nkisim.core.context import Core, enter, running
-from nkisim.core.cores import Meeting, run_all
+from nkisim.core.cores import Rendezvous, run_all
 from nkisim.core.recording import build
 from nkisim.errors import (
     BadInput,
@@ -89,12 +89,12 @@ class Kernel:
             BadLaunch: its grid, its options and the environment disagree.
             NotSimulated: an option takes memory, and no document says how much.
         """
-        name, asked = self.fn.__name__, os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+        name, requested = self.fn.__name__, os.environ.get("NEURON_LOGICAL_NC_CONFIG")
         if not policy.traced:
             if self.config or self.specialization:
-                found = "has compile_config or specialization_config"
+                actual = "has compile_config or specialization_config"
                 raise OtherVersion(
-                    name, None, found, "they came with NKI 0.7; leave them out or choose 0.7 (NKISIM_NKI)"
+                    name, None, actual, "they came with NKI 0.7; leave them out or choose 0.7 (NKISIM_NKI)"
                 )
             return self
         frontend = os.environ.get("NKI_COMPILER_FRONTEND")
@@ -102,12 +102,12 @@ class Kernel:
             raise BadLaunch(name, "NKI_COMPILER_FRONTEND", f"is {frontend}", "0.7 traces here; choose 0.6 (NKISIM_NKI)")
         if self.config and self.config.prefetch_auto:
             raise NotSimulated(name, "prefetch_auto", "no document says how much of SBUF its ring takes")
-        if asked is None or asked == str(self.lnc):
+        if requested is None or requested == str(self.lnc):
             return self
-        if self.grid or asked not in ("1", "2"):
-            found = f"is {asked} and the kernel is launched on {self.lnc}"
-            raise BadLaunch(name, "NEURON_LOGICAL_NC_CONFIG", found, "it is 1 or 2, and equals a grid (EVRF066)")
-        return self._changed(lnc=int(asked))
+        if self.grid or requested not in ("1", "2"):
+            actual = f"is {requested} and the kernel is launched on {self.lnc}"
+            raise BadLaunch(name, "NEURON_LOGICAL_NC_CONFIG", actual, "it is 1 or 2, and equals a grid (EVRF066)")
+        return self._changed(lnc=int(requested))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = running()
@@ -131,10 +131,10 @@ class Kernel:
         """Return the function that 0.7 inlines; its options must be those of the kernel that is launched."""
         if self.config is not None and self.config != core.config[0]:
             allowed = "give both one compile_config, or SpecializationConfig(allow_nested_config_override=True)"
-            found = "has a compile_config that the launched kernel does not have"
+            actual = "has a compile_config that the launched kernel does not have"
             if not core.config[1]:
-                raise KernelInsideKernel(name, None, found, allowed)
-            core.warn(f"config of {name}", f"{name}: {found}; it is inlined under the launched one's", Relaxed)
+                raise KernelInsideKernel(name, None, actual, allowed)
+            core.warn(f"config of {name}", f"{name}: {actual}; it is inlined under the launched one's", Relaxed)
         return self.fn
 
 
@@ -187,7 +187,7 @@ def run(
     if policy.recording and geometry.generation > CORE_V3.generation:
         why = "no figure of its engines is public; run the kernel without its times, or time it for trn2"
         raise NotSimulated("timeline", f"target={geometry.name}", why)
-    meeting = Meeting(kernel.lnc)
+    meeting = Rendezvous(kernel.lnc)
     session = Session(kernel, policy, geometry, meeting, first=0, rank=0)
     session.bind(args, kwargs or {})
     run_all(meeting, session.bodies())
@@ -199,7 +199,7 @@ _OF_TENSORS = frozenset(["shape", "strides", "offset", "dtype", "buffer", "_on_c
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _ObjectCopy:
     """An NKIObject argument that holds arrays; each core gets a copy of its attributes (manual)."""
 
     kind: type
@@ -209,7 +209,7 @@ class _Held:
 def _holds_arrays(values: Iterable[Any]) -> bool:
     inside = [v.values() if type(v) is dict else v for v in values if isinstance(v, (tuple, dict))]
     nested = [vars(v).values() for v in values if isinstance(v, NKIObject)]
-    return any(door.is_array(v) for v in values) or any(map(_holds_arrays, [*inside, *nested]))
+    return any(host_io.is_array(v) for v in values) or any(map(_holds_arrays, [*inside, *nested]))
 
 
 def _rebuilt(value: tuple[Any, ...], items: list[Any]) -> Any:
@@ -221,19 +221,12 @@ class Session:
     """One rank of a launch while it runs: its HBM, its cores, its arguments."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        policy: Policy,
-        geometry: Geometry,
-        meeting: Meeting,
-        *,
-        first: int,
-        rank: int,
+        self, kernel: Kernel, policy: Policy, geometry: Geometry, meeting: Rendezvous, *, first: int, rank: int
     ) -> None:
         self.kernel, self.policy, self.geometry = kernel, policy, geometry
         self.memory = SharedMemory(geometry, policy, kernel.lnc)
         self.peaks: tuple[Peak, ...] = ()
-        self.arguments: list[door.Argument] = []
+        self.arguments: list[host_io.Argument] = []
         self.torch = False
         self.warned: set[str] = set()
         self.results: list[Any] = [None] * kernel.lnc
@@ -251,30 +244,30 @@ class Session:
         self.values = {n: self._admit(n, v) for n, v in bound.arguments.items()}
 
     def _admit(self, name: str, value: Any) -> Any:
-        if door.is_array(value):
+        if host_io.is_array(value):
             for known in self.arguments:
                 if known.host is value:
                     return known
-            self.torch = self.torch or door.is_torch(value)
-            argument = door.admit(self.memory, value, name)
+            self.torch = self.torch or host_io.is_torch(value)
+            argument = host_io.to_device(self.memory, value, name)
             self.arguments.append(argument)
             return argument
-        if isinstance(value, list) and any(door.is_array(v) for v in value):
+        if isinstance(value, list) and any(host_io.is_array(v) for v in value):
             raise BadInput("launch", f"argument {name}", "is a list of arrays", "pass a tuple")
         if isinstance(value, tuple):
             return _rebuilt(value, [self._admit(f"{name}.{i}", v) for i, v in enumerate(value)])
         if type(value) is dict:
             return {k: self._admit(f"{name}.{k}", v) for k, v in value.items()}
         if isinstance(value, NKIObject) and _holds_arrays(vars(value).values()):
-            return _Held(type(value), {k: self._admit(f"{name}.{k}", v) for k, v in vars(value).items()})
+            return _ObjectCopy(type(value), {k: self._admit(f"{name}.{k}", v) for k, v in vars(value).items()})
         return value
 
     def _lower(self, value: Any) -> Any:
-        if isinstance(value, door.Argument):
-            return door.device_view(value)
+        if isinstance(value, host_io.Argument):
+            return host_io.device_view(value)
         if isinstance(value, tuple):
             return _rebuilt(value, [self._lower(v) for v in value])
-        if isinstance(value, _Held):
+        if isinstance(value, _ObjectCopy):
             lowered: Any = object.__new__(value.kind)
             lowered.__dict__.update({k: self._lower(v) for k, v in value.fields.items()})
             return lowered
@@ -293,8 +286,8 @@ class Session:
             with np.errstate(all="ignore"):
                 self.results[index] = self._call()
             if core.prepared is not None:
-                found = "is without its trigger at the end of the kernel"
-                raise LoopMisuse(f"{core.prepared.op}_prepare", None, found, f"call {core.prepared.op}_trigger")
+                actual = "is without its trigger at the end of the kernel"
+                raise LoopMisuse(f"{core.prepared.op}_prepare", None, actual, f"call {core.prepared.op}_trigger")
         except LawError as error:
             if error.line is None:
                 error.line = failing_line(error.__traceback__)
@@ -342,11 +335,11 @@ class Session:
             self.peaks = tuple(peak for core, r in regions_ if (peak := self._place(core, r)) is not None)
         with np.errstate(all="ignore"):
             for storage in [*self.memory.shared.values(), *self.memory.inputs]:
-                races.settle(storage)
-            outputs = [door.release(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=True)]
-            if not all(door.is_same(self.results[0], other) for other in self.results[1:]):
+                races.judge(storage)
+            outputs = [host_io.to_host(c, r, self.torch) for c, r in zip(self.cores, self.results, strict=True)]
+            if not all(host_io.is_same(self.results[0], other) for other in self.results[1:]):
                 allowed = "return the same tensors in nl.shared_hbm on both cores"
                 raise CoresDiverge("launch", "return value", "differs between the two cores", allowed)
             for argument in self.arguments:
-                door.write_back(argument)
+                host_io.write_back(argument)
         return outputs[0]

@@ -12,16 +12,10 @@ from types import FrameType, TracebackType
 from nkisim.errors import Line
 
 _PACKAGE = os.path.join(Path(__file__).resolve().parent, "")
-# kernels of these tests are not the package's
-_TESTS = os.path.join(_PACKAGE, "tests", "")
 _LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = os.path.join(sysconfig.get_path("purelib"), "")
 # whether a file belongs to this package
 _OURS: dict[str, bool] = {}
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(_PACKAGE) and not name.startswith(_TESTS)
 
 
 def _is_library(name: str) -> bool:
@@ -36,7 +30,7 @@ def kernel_line() -> Line:
         name = frame.f_code.co_filename
         ours = _OURS.get(name)
         if ours is None:
-            ours = _OURS[name] = _is_ours(name)
+            ours = _OURS[name] = name.startswith(_PACKAGE)
         if not ours:
             return (name, frame.f_lineno)
         frame = frame.f_back
@@ -45,13 +39,13 @@ def kernel_line() -> Line:
 
 def failing_line(trace: TracebackType | None) -> Line | None:
     """Return the kernel line of an exception: its innermost frame outside this package."""
-    found: Line | None = None
+    result: Line | None = None
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not _is_ours(name) and not _is_library(name):
-            found = (name, trace.tb_lineno)
+        if not name.startswith(_PACKAGE) and not _is_library(name):
+            result = (name, trace.tb_lineno)
         trace = trace.tb_next
-    return found
+    return result
 
 
 def asserted(trace: TracebackType | None) -> str:

@@ -72,7 +72,7 @@ def lint(paths: Iterable[Path], nki: str = VERSIONS[0]) -> tuple[list[Finding], 
         for owner, kernel in kernels(module):
             reach.kernel(owner, kernel)
             seen.add(id(kernel))
-    for reached in reach.found.values():
+    for reached in reach.reached.values():
         findings.update(
             check(replace(reached, is_kernel=reached.is_kernel and id(reached.definition) not in reach.inner), nki)
         )

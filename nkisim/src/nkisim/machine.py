@@ -32,7 +32,7 @@ def processor() -> str:
 
 def blas_kernels() -> str:
     """The processor that numpy's OpenBLAS has taken its kernels for; of other libraries only the name is known."""
-    # symbols of the libraries that the module is linked with are found through it
+    # symbols of the libraries that the module is linked with are looked up through it
     library = ctypes.CDLL(importlib.import_module("numpy._core._multiarray_umath").__file__)
     for name in _CORE_NAMES:
         if hasattr(library, name):
@@ -43,7 +43,7 @@ def blas_kernels() -> str:
 
 
 def instruction_sets() -> list[str]:
-    """The instruction sets of numpy's own loops: its baseline and the sets that it found."""
+    """The instruction sets of numpy's loops: its baseline and the sets that it detected."""
     sets = _built()["SIMD Extensions"]
     return [*sets["baseline"], *sets.get("found", [])]
 

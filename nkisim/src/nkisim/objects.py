@@ -30,9 +30,9 @@ class NKIObject:
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        fields, own = _fields(cls), [vars(c)["__init__"] for c in _classes(cls) if "__init__" in vars(c)]
-        if fields and all(hasattr(init, "fields") for init in own):
-            # in the class itself, where dataclass() leaves an initializer alone
+        fields, initializers = _fields(cls), [vars(c)["__init__"] for c in _classes(cls) if "__init__" in vars(c)]
+        if fields and all(hasattr(init, "fields") for init in initializers):
+            # in the class itself, where dataclass() keeps an existing initializer
             cls.__init__ = _initializer(fields)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
@@ -172,16 +172,16 @@ class NkiScalar(NKIObject):
             RegisterMisuse: it is the result of a comparison.
         """
         if self.is_comparison:
-            found = "is the result of a comparison of scalars"
-            raise RegisterMisuse(op, "scalar", found, "compute the condition in SBUF and load it with scalar_load")
+            actual = "is the result of a comparison of scalars"
+            raise RegisterMisuse(op, "scalar", actual, "compute the condition in SBUF and load it with scalar_load")
         return self.state
 
     def _other(self, name: str, other: object) -> int:
         """Return the value of the other side of an operator."""
         if isinstance(other, NkiScalar):
             if other.dtype != self.dtype:
-                found = f"are {self.dtype} and {other.dtype}"
-                raise RegisterMisuse(name, "scalars", found, "load both from tiles of one dtype")
+                actual = f"are {self.dtype} and {other.dtype}"
+                raise RegisterMisuse(name, "scalars", actual, "load both from tiles of one dtype")
             return other.value(name)
         if type(other) is not int and not isinstance(other, np.integer):
             raise RegisterMisuse(name, "operand", f"is {other!r:.60}", "an int or an NkiScalar is needed")
@@ -211,8 +211,8 @@ Operator = Callable[[NkiScalar, object], NkiScalar]
 
 def _arithmetic(name: str, function: Callable[[int, int], int], reverse: bool) -> Operator:
     def operator(self: NkiScalar, other: object) -> NkiScalar:
-        mine, theirs = self.value(name), self._other(name, other)
-        return NkiScalar(function(theirs, mine) if reverse else function(mine, theirs), self.dtype)
+        mine, right = self.value(name), self._other(name, other)
+        return NkiScalar(function(right, mine) if reverse else function(mine, right), self.dtype)
 
     return operator
 
@@ -220,7 +220,7 @@ def _arithmetic(name: str, function: Callable[[int, int], int], reverse: bool) -
 def _comparison(name: str, function: Callable[[int, int], bool]) -> Operator:
     def operator(self: NkiScalar, other: object) -> NkiScalar:
         if self.dtype == "int64":
-            raise RegisterMisuse(name, "scalar", "is int64", "64 bits have +, - and * alone; compare in SBUF")
+            raise RegisterMisuse(name, "scalar", "is int64", "64 bits have +, - and * only; compare in SBUF")
         return NkiScalar(function(self.value(name), self._other(name, other)), self.dtype, is_comparison=True)
 
     return operator

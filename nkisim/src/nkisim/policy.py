@@ -33,13 +33,13 @@ class Policy:
             when recording, since times need addresses; off, nothing is placed, which recording refuses.
             Default: True.
         packing: "columns" (a tensor takes its bytes in all partitions) or "partitions" (tensors on disjoint
-            partitions may share bytes, where columns alone do not fit). No document says which a compiler does.
+            partitions may share bytes, where columns do not fit). No document says which a compiler does.
             Default: "columns".
         races: detect unordered accesses of two cores to shared HBM; equal bytes written by both only warn. With
             "outcome" so do different ones that nobody reads, where each core's last bytes are the same.
             Default: True.
-        ranks: ranks that the launch of one stands for: in a collective the others bring what this one brings, at the
-            same time. For times alone: numerics must be off.
+        ranks: ranks that the launch of one represents: in a collective the others bring what this one brings, at the
+            same time. For times only: numerics must be off.
             Default: 0, the ranks that are launched.
         precise_fp: round on write to the destination's dtype; off stores all floats as fp32.
             Default: True.
@@ -47,7 +47,7 @@ class Policy:
             Default: "raise".
         reported: "warn" or "raise" where a kernel does what no document forbids and is reported to fail on a device.
             Default: "warn".
-        barrier_scope: "data" (a core_barrier orders its own tensor, as the manual says) or
+        barrier_scope: "data" (a core_barrier orders its tensor, as the manual says) or
             "all" (it orders every tensor in shared HBM).
             Default: "data".
         enums: "members", or "integers": an integer is taken for the member with that value.
@@ -88,9 +88,8 @@ class Policy:
                     "Policy", name, f"is {getattr(self, name)!r}", f"it can be {', '.join(map(str, choices))}"
                 )
         if self.recording and not self.capacity:
-            found = "is off in a launch that records"
             allowed = "without addresses all tensors alias and times are wrong; leave capacity on, or recording off"
-            raise BadLaunch("Policy", "capacity", found, allowed)
+            raise BadLaunch("Policy", "capacity", "is off in a launch that records", allowed)
         if self.ranks and self.numerics:
             allowed = "other ranks have other numbers; turn numerics off, or launch them by simulate_ranks"
             raise BadLaunch("Policy", "ranks", f"is {self.ranks} in a launch that computes", allowed)

@@ -12,6 +12,7 @@ import pytest
 from nkisim import inputs
 from nkisim.dtypes import FLOATS
 from nkisim.event import Event
+from nkisim.host_io import flat
 from nkisim.inputs import HOSTILE, ArrayInput
 from nkisim.install import install
 from nkisim.launch import Kernel, jit, run
@@ -33,7 +34,7 @@ class KernelRuns:
     recorded: list[tuple[str, list[Event]]] = field(default_factory=list)
 
     def run(self, kernel: Any, *values: Any, lnc: int = 1) -> Any:
-        """Run a kernel and return its outputs, none of which may be all zero."""
+        """Run a kernel and return its outputs, which may not be all zero."""
         outputs = self._run(jit(kernel)[lnc], tuple(map(_array, values)), self.recording)
         for name, array in flat(outputs):
             assert np.any(array), f"{name_of(kernel)}: {name} is all zero"
@@ -64,9 +65,9 @@ class KernelRuns:
         for number, (text, inputs_, kind) in enumerate(cases):
             expected = law(*(_array(value, kind) for value in inputs_))
             arrays = tuple(_array(value, kind) for value in inputs_)
-            found = self._run(device, arrays, self.recording and number == 0)
+            result = self._run(device, arrays, self.recording and number == 0)
             where = f"{name_of(kernel)} at {text}"
-            pairs = list(zip(flat(found), flat(expected), strict=True))
+            pairs = list(zip(flat(result), flat(expected), strict=True))
             assert pairs, f"{where}: the kernel returns no array"
             for (name, array), (_, lawful) in pairs:
                 compare(f"{where}: {name}", array, lawful, (rtol, of_largest))
@@ -98,27 +99,15 @@ def _array(value: Any, kind: str | None = None) -> Any:
     return value
 
 
-def flat(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every array that a kernel or a law returned, by a name that says where it was."""
-    if isinstance(value, (tuple, list)):
-        for number, part in enumerate(value):
-            yield from flat(part, f"{name}.{number}")
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield from flat(part, f"{name}.{key}")
-    elif value is not None:
-        yield name, np.asarray(value)
-
-
-def compare(where: str, found: Any, lawful: Any, tolerance: tuple[float, float]) -> None:
+def compare(where: str, result: Any, lawful: Any, tolerance: tuple[float, float]) -> None:
     """Hold one output against the law's.
 
     Raises:
         AssertionError: they differ by more than the tolerance.
     """
-    assert found.shape == lawful.shape, f"{where} has shape {found.shape} and the law's has {lawful.shape}"
-    assert found.any() or not lawful.any(), f"{where} is all zero and the law's is not"
-    a, b = found.astype(np.float64), lawful.astype(np.float64)
+    assert result.shape == lawful.shape, f"{where} has shape {result.shape} and the law's has {lawful.shape}"
+    assert result.any() or not lawful.any(), f"{where} is all zero and the law's is not"
+    a, b = result.astype(np.float64), lawful.astype(np.float64)
     rtol, of_largest = tolerance
     largest = float(np.abs(b[np.isfinite(b)]).max(initial=0))
     with np.errstate(all="ignore"):
@@ -142,8 +131,8 @@ def too_slow(name: str, result: Schedule, max_us: float) -> str:
     largest = sorted(result.waits_ns.items(), key=lambda item: -item[1])[:3]
     path = ", ".join(f"{cause} {time / result.latency_ns:.0%}" for cause, time in largest)
     return (
-        f"{name} takes {clock(result.latency_ns)} (simulated on {result.chip}, band {clock(result.low_ns)} to "
-        f"{clock(result.high_ns)}) and max_us is {max_us:g}; its critical path: {path}"
+        f"{name} takes {clock(result.latency_ns)} (simulated on {result.chip}, without a launch; possible "
+        f"{clock(result.low_ns)} to {clock(result.high_ns)}) and max_us is {max_us:g}; its critical path: {path}"
     )
 
 
@@ -156,15 +145,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Answer to `import nki` where the vendor's is absent, and tell pytest the marker."""
+    """Answer to `import nki` where the vendor's is absent, and register the marker with pytest."""
     install()
     if config.getoption("nki"):
         used = pytest.MonkeyPatch()
         used.setenv(VARIABLE, config.getoption("nki"))
         config.add_cleanup(used.undo)
     config.addinivalue_line(
-        "markers",
-        "nki_latency(max_us): what nki_kernel runs takes at most max_us microseconds (simulated)",
+        "markers", "nki_latency(max_us): what nki_kernel runs takes at most max_us microseconds (simulated)"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nkisim.core.cores import Meeting, run_all
+from nkisim.core.cores import Rendezvous, run_all
 from nkisim.errors import BadLaunch
 from nkisim.isa.target import target
 from nkisim.launch import Session, jit
@@ -26,9 +26,9 @@ def simulate_ranks(
     def call(arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         geometry = target()
         if len(arguments) != world:
-            found = f"got {len(arguments)} argument tuples"
-            raise BadLaunch("simulate_ranks", None, found, f"one for each of the {world} ranks is needed")
-        meeting = Meeting(world * kernel.lnc)
+            actual = f"got {len(arguments)} argument tuples"
+            raise BadLaunch("simulate_ranks", None, actual, f"one for each of the {world} ranks is needed")
+        meeting = Rendezvous(world * kernel.lnc)
         sessions = []
         for rank in range(world):
             session = Session(kernel, rules, geometry, meeting, first=rank * kernel.lnc, rank=rank)

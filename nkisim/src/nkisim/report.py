@@ -10,6 +10,7 @@ from typing import Any
 from nkisim.event import Event
 from nkisim.timeline.access_drawing import CELLS, draw_accesses
 from nkisim.timeline.chip import Chip
+from nkisim.timeline.compiler_model import ORDER
 from nkisim.timeline.drawing import COLOURS, clock, draw
 from nkisim.timeline.schedule import Schedule
 from nkisim.timeline.trn2 import TRN2
@@ -35,8 +36,9 @@ p.legend { max-width: none; color: #5c6670; margin-left: -14px }
 def figures(result: Schedule) -> list[tuple[str, str]]:
     """The headline numbers."""
     return [
-        ("simulated latency", clock(result.latency_ns)),
-        ("band from uncertain constants", f"{clock(result.low_ns)} to {clock(result.high_ns)}"),
+        ("simulated latency, without a launch", clock(result.latency_ns)),
+        (f"likely ({ORDER[result.order]})", f"{clock(result.likely_low_ns)} to {clock(result.likely_high_ns)}"),
+        ("possible, from uncertain constants", f"{clock(result.low_ns)} to {clock(result.high_ns)}"),
         ("HBM traffic", f"{result.hbm_bytes / 2**20:,.2f} MiB"),
         ("HBM rate", f"{result.hbm_bytes_per_ns:,.0f} GB/s"),
         ("share of the roofline", f"{result.roofline_share:.0%}"),
@@ -85,14 +87,14 @@ def operations_table(events: Sequence[Event], result: Schedule) -> str:
     return table(("operation", "count", "on the critical path"), rows)
 
 
-def lines_table(events: Sequence[Event], result: Schedule, most: int = 10) -> str:
+def lines_table(events: Sequence[Event], result: Schedule, limit: int = 10) -> str:
     """The kernel lines that hold most of the critical path."""
     totals: dict[str, float] = {}
     for step in result.critical:
         file, line = events[step.event].line
         where = f"{Path(file).name}:{line} {events[step.event].op}"
         totals[where] = totals.get(where, 0.0) + sum(time for _, time in step.parts)
-    ordered = sorted(totals.items(), key=lambda item: -item[1])[:most]
+    ordered = sorted(totals.items(), key=lambda item: -item[1])[:limit]
     rows = [(where, clock(time), f"{time / result.latency_ns:.0%}") for where, time in ordered]
     return table(("kernel line", "on the critical path", "share"), rows)
 
@@ -114,7 +116,7 @@ def legend() -> str:
 
 
 def page(events: Sequence[Event], result: Schedule, about: Mapping[str, Any], chip: Chip = TRN2) -> str:
-    """The whole HTML page; it needs no other file."""
+    """The HTML page; it needs no other file."""
     kernel = str(about.get("kernel", "kernel"))
     facts = ", ".join(f"{key}: {value}" for key, value in about.items() if key != "kernel")
     kinds = [constant.kind for constant in chip.constants().values()]
@@ -129,7 +131,7 @@ def page(events: Sequence[Event], result: Schedule, about: Mapping[str, Any], ch
 {draw(events, result)}
 {legend()}
 <p class=note>Hover over a bar for the instruction, its kernel line and its times. Bars of one row
-that overlap are pipelined instructions or transfers in flight together. A transfer is drawn
+that overlap are pipelined instructions or transfers in flight together. A transfer is shown
 while its data moves; its trigger and its waiting are in the row of the critical path.</p>
 <h2>Tensors on chip</h2>
 <p class=note>A row per tensor: grey from its first access to its last, above writes, below reads, in cells of

@@ -63,7 +63,7 @@ def test_report_is_one_labelled_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert 'aria-label="accesses of SBUF"' in text
 
 
-def test_drawing_is_svg_and_every_bar_says_simulated() -> None:
+def test_drawing_is_svg_and_every_bar_is_labelled_simulated() -> None:
     events = small()
     root = ElementTree.fromstring(draw(events, schedule(events)))
     titles = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
@@ -71,7 +71,7 @@ def test_drawing_is_svg_and_every_bar_says_simulated() -> None:
     assert all("simulated" in title or title == "critical path" for title in titles)
 
 
-def test_a_tensor_s_lifetime_and_accesses_are_drawn() -> None:
+def test_the_picture_of_a_tensor_s_lifetime_and_accesses() -> None:
     events = small()
     result = schedule(events)
     first, middle, last = accesses(events, result)
@@ -91,7 +91,7 @@ def test_a_tensor_s_lifetime_and_accesses_are_drawn() -> None:
     assert "the 48 largest of " in draw_accesses(many, schedule(many, band=False), "sbuf")
 
 
-def test_tiny_neighbours_are_drawn_as_one_bar() -> None:
+def test_tiny_neighbours_are_one_bar() -> None:
     tape = EventBuilder()
     a, b = tape.tile("sbuf", 4), tape.tile("sbuf", 4)
     for _ in range(50):
@@ -154,7 +154,7 @@ def test_trace_is_what_perfetto_reads(tmp_path: Path) -> None:
     named = {row["tid"] for row in trace["traceEvents"] if row["name"] == "thread_name"}
     assert named == set(slices)
     for rows in slices.values():
-        # Perfetto cuts times to whole nanoseconds, each for itself
+        # Perfetto cuts times to integer nanoseconds, each for itself
         assert all(round(row[key] * 1000, 6).is_integer() for row in rows for key in ("ts", "dur"))
         assert len({row["pid"] for row in rows}) == 1
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-9 for a, b in pairwise(rows))

@@ -46,8 +46,9 @@ def test_a_product_of_quantized_tiles(kind: str, largest: int, rows: int) -> Non
 
     def quantized(x: Any) -> tuple[Any, Any]:
         groups = x.astype(np.float64).reshape(rows // 8, 8, -1, 4)
-        most = np.abs(groups).max(axis=(1, 3), keepdims=True)
-        exponent = np.where(most > 0, np.floor(np.log2(np.where(most > 0, most, 1))) - largest + 1, -127)
+        with np.errstate(divide="ignore"):
+            power = np.floor(np.log2(np.abs(groups).max(axis=(1, 3), keepdims=True)))
+        exponent = np.maximum(power - largest + 1, -127)
         elements = (groups / 2.0**exponent).astype(np.float32).astype(getattr(ml_dtypes, kind))
         return elements.reshape(rows, -1), (elements.astype(np.float64) * 2.0**exponent).reshape(rows, -1, 4)
 
@@ -82,18 +83,18 @@ def test_exponential_and_activate2() -> None:
         data, power, total = nl.load(a), tensor((16, 40)), tensor((16, 1))
         nisa.exponential(power, data, max_value=1.0, reduce_cmd=COMMAND.reset_reduce)
         nisa.exponential(power, data, max_value=1.0, reduce_res=total, reduce_cmd=COMMAND.reduce)
-        line, slope, most = tensor((16, 40)), tensor((16, 40)), tensor((16, 1))
+        line, slope, largest_magnitude = tensor((16, 40)), tensor((16, 40)), tensor((16, 1))
         nisa.activate2(line, nl.copy, data, 2.0, 3.0, nl.multiply, nl.subtract, reverse1=True,
-                       reduce_op=nl.abs_max, reduce_res=most, reduce_cmd=COMMAND.reset_reduce)  # fmt: skip
+                       reduce_op=nl.abs_max, reduce_res=largest_magnitude, reduce_cmd=COMMAND.reset_reduce)  # fmt: skip
         nisa.activate2(slope, nl.prelu, data, 0.0, 0.0, nl.bypass, nl.bypass, relu_param=0.25)
-        return tuple(map(out, (power, total, line, most, slope)))
+        return tuple(map(out, (power, total, line, largest_magnitude, slope)))
 
-    power, total, line, most, slope = on_trn3(kernel, x)
+    power, total, line, largest_magnitude, slope = on_trn3(kernel, x)
     exact = np.exp(x.astype(np.float64) - 1)
     assert np.allclose(power, exact, rtol=1e-6)
     assert np.allclose(total, 2 * exact.sum(axis=1, keepdims=True), rtol=1e-5)
     assert np.array_equal(line, 3 - 2 * x)
-    assert np.array_equal(most, np.abs(line).max(axis=1, keepdims=True))
+    assert np.array_equal(largest_magnitude, np.abs(line).max(axis=1, keepdims=True))
     assert np.array_equal(slope, np.where(x > 0, x, x / 4))
 
 
@@ -110,8 +111,8 @@ def test_operators_numbers_and_types_of_trn3() -> None:
         nisa.dma_copy(dst=data, src=a, priority=2)
         return out(nl.abs_max(data, 2.0)), out(square), out(numbers), out(again)
 
-    most, square, numbers, again = on_trn3(kernel, x)
-    assert np.array_equal(most, np.maximum(np.abs(x), 2))
+    largest_magnitude, square, numbers, again = on_trn3(kernel, x)
+    assert np.array_equal(largest_magnitude, np.maximum(np.abs(x), 2))
     assert np.array_equal(square, x * x)
     assert -1 <= numbers.min() < -0.9
     assert 2.9 < numbers.max() < 3

@@ -85,7 +85,7 @@ def test_such_a_race_is_judged_at_a_barrier() -> None:
         nkisim.run(nkisim.jit(lambda: kernel((5, 6)))[2], (), policy="vendor")
 
 
-def test_deadlock_says_who_waits_for_whom() -> None:
+def test_deadlock_names_who_waits_for_whom() -> None:
     def kernel() -> Any:
         result = shared()
         if nl.program_id(0) == 0:

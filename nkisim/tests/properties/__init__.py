@@ -1,4 +1,4 @@
-"""Every function against an independent reading of the manual, over drawn shapes, dtypes and places."""
+"""Every function against an independent reading of the manual, over random shapes, dtypes and places."""
 
 from properties import test_collectives as test_collectives
 from properties import test_copies as test_copies

@@ -54,13 +54,13 @@ def grid(place: Any = hbm, **more: Any) -> Any:
 
 
 def alloc(place: Any = None, **more: Any) -> Any:
-    kept: dict[str, Any] = {
+    remaining: dict[str, Any] = {
         "tile_shape": (32, 4),
         "element_shape": (64, 6),
         "buffer": place or nl.sbuf,
         "dtype": nl.float32,
     }
-    return nl.alloc_tiles(**(kept | more))
+    return nl.alloc_tiles(**(remaining | more))
 
 
 def moved(x: Any) -> Any:
@@ -110,8 +110,8 @@ def places(b: bool) -> Any:
 
 def shapes(b: bool) -> Any:
     mine = nl.program_id(0)
-    held = tile(8, 16 if b and mine else 8)
-    return nisa.sendrecv_compute(held, held, 1 - mine, 1 - mine, nl.add)
+    stored = tile(8, 16 if b and mine else 8)
+    return nisa.sendrecv_compute(stored, stored, 1 - mine, 1 - mine, nl.add)
 
 
 rules("two cores", (WrongArgument, exchange), (WrongSpace, places), (ShapeMismatch, shapes), nki="0.7")

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.layer import core_split
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import (
     DROPPED,
@@ -61,25 +60,6 @@ def test_neighbours_and_cores_do_not_affect_bits(dtype: str, lnc: int) -> None:
     full = a.run()
     for order in (np.random.default_rng(0).permutation(9), np.array([5])):
         assert a.part(order).run(lnc=lnc).tobytes() == full[order].tobytes()
-
-
-# even numbers of blocks: an odd number of sequences, a core without any, heads of several blocks
-@pytest.mark.parametrize("split", ["both", "heads"])
-@pytest.mark.parametrize(
-    "dims",
-    [AttentionDims(3, 8, 256, 2, 1, 100), AttentionDims(1, 7, 256, 16, 2, 200),
-     pytest.param(SHAPES[6], marks=pytest.mark.slow), pytest.param(LARGE[1], marks=pytest.mark.slow)],
-    ids=str,
-)  # fmt: skip
-def test_cores_that_split_weights(dims: AttentionDims, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each core computes half of the heads, and half of the output columns or rows: the bits of one core."""
-    a = draw_attention(dims, "bf16")
-    pages = a.pages(), a.pages()
-    expected = a.run(pages[0])
-    _, _, _, qkv, out = a.weight_operands()
-    monkeypatch.setattr(core_split, "MIN_BYTES_TO_SPLIT", 0 if split == "both" else (qkv.nbytes + out.nbytes) // 2)
-    assert a.run(pages[1], lnc=2).tobytes() == expected.tobytes()
-    assert all(same(x, y) for x, y in zip(pages[0][0], pages[1][0], strict=True))
 
 
 def test_pages_do_not_affect_bits() -> None:

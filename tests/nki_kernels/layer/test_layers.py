@@ -21,6 +21,8 @@ INNER = 224
 # odd first; two kv heads and more rows than are DMA-transposed; one sequence; long rows, which are split in four
 ODD, WIDE = AttentionDims(3, 5, 384, 3, 1, 301), AttentionDims(3, 6, 256, 4, 2, 200)
 SINGLE, LONG = AttentionDims(1, 2, 256, 2, 1, 96), AttentionDims(3, 11, 4096, 2, 1, 150)
+# heads in several blocks of QKV
+BLOCKS = AttentionDims(1, 7, 256, 16, 2, 200)
 # six chunks of keys: in fp32 four of them are prefetched before the layer; three chunks
 FAR, NEAR = AttentionDims(2, 3, 256, 2, 1, 5200), AttentionDims(1, 3, 256, 2, 1, 2100)
 
@@ -74,7 +76,8 @@ def by_halves(ranks: list[Model]) -> Any:
 
 
 WAYS = [(ODD, "bf16", 2, 1, "none"), (ODD, "fp32", 1, 2, "heads"), (WIDE, "bf16", 2, 2, "all"),
-        (SINGLE, "bf16", 2, 2, "heads"), (NEAR, "fp32", 2, 1, "all")]  # fmt: skip
+        (SINGLE, "bf16", 2, 2, "heads"), (NEAR, "fp32", 2, 1, "all"), (BLOCKS, "bf16", 1, 2, "heads"),
+        (BLOCKS, "bf16", 1, 2, "all")]  # fmt: skip
 SLOW = [(ODD, "bf16", 4, 1), (WIDE, "fp32", 1, 1), (SINGLE, "bf16", 4, 2), (LONG, "bf16", 2, 2), (FAR, "fp32", 2, 1)]
 SWEEP = [pytest.param(*way, split, marks=pytest.mark.slow) for way in SLOW for split in ("none", "heads", "all")]
 

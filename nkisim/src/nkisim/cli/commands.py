@@ -14,9 +14,10 @@ from nkisim.cli import times
 from nkisim.cli.launches import Launch, add_options, launches
 from nkisim.command import Parser
 from nkisim.event import Event
+from nkisim.host_io import flat
 from nkisim.report import page
+from nkisim.timeline.compiler_model import ORDERS, CompilerModel
 from nkisim.timeline.drawing import draw
-from nkisim.timeline.habits import ORDERS, Habits
 from nkisim.timeline.recording_file import read, save
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trace_viewer import trace
@@ -32,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     launch = _one(launches(options), "run")
     result = launch.run(recording=options.recording is not None)
-    arrays = dict(_flat(result.outputs))
+    arrays = dict(flat(result.outputs))
     rows = [_summary(name, array) for name, array in arrays.items()]
     if options.out:
         np.savez(options.out, **arrays)
@@ -57,8 +58,8 @@ def time(arguments: Sequence[str]) -> int:
         "--order", choices=ORDERS, default="lesser", help="the order that the latency is of (default: the faster one)"
     )
     options = parser.parse_args(arguments)
-    habits = Habits(order=options.order)
-    rows = [times.row(launch, not options.no_numerics, habits) for launch in launches(options)]
+    compiler = CompilerModel(order=options.order)
+    rows = [times.row(launch, not options.no_numerics, compiler) for launch in launches(options)]
     print(json.dumps(times.to_json(rows), indent=1) if options.json else times.text(rows))
     return 0
 
@@ -67,7 +68,7 @@ def report(arguments: Sequence[str]) -> int:
     """Write a timeline as a page or a picture, or compare times with those of an earlier version."""
     parser = Parser(prog="nkisim report", description=report.__doc__)
     add_options(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the timeline: .html, or .svg for the picture alone")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the timeline: .html, or .svg for the picture only")
     parser.add_argument("--against", type=Path, metavar="BASE.json", help="times to compare with (nkisim time --json)")
     parser.add_argument("--format", choices=("markdown", "text", "json"), default="text", help="of the comparison")
     parser.add_argument("--json", action="store_true", help="errors as JSON; with --against the comparison too")
@@ -125,14 +126,6 @@ def _compared(options: Any) -> str:
     if options.json or options.format == "json":
         return json.dumps({"against": str(options.against), "differences": rows}, indent=1)
     return times.difference_markdown(rows) if options.format == "markdown" else times.difference_text(rows)
-
-
-def _flat(value: Any, name: str = "output") -> list[tuple[str, Any]]:
-    """Every array that a kernel returned, by a name that says where it was."""
-    if isinstance(value, np.ndarray):
-        return [(name, value)]
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (tuple, list)) else ()
-    return [pair for key, part in parts for pair in _flat(part, f"{name}.{key}")]
 
 
 def _summary(name: str, array: Any) -> dict[str, Any]:

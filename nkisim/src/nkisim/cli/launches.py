@@ -35,7 +35,7 @@ MEMORIES = {"all": None, "neuronx-cc": NEURONX_CC}
 
 
 class KernelFailed(ValueError):
-    """The kernel's own Python raised."""
+    """The kernel's Python raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def launches(options: Any) -> list[Launch]:
     if not first.startswith("@"):
         return [_launch(options)]
     if rest:
-        raise ValueError(f"{first} names whole launches, and {rest[0]!r} follows; put arguments into the file")
+        raise ValueError(f"{first} names complete launches, and {rest[0]!r} follows; put arguments into the file")
     parser = Parser(prog=first)
     add_options(parser)
     try:
@@ -141,7 +141,7 @@ def function(target: str) -> Any:
 def _module(file: Path) -> ModuleType:
     """Import a file with nkisim as `nki`, as a member of its package if it has one."""
     install(force=True)
-    # it raises with the user's own words, as resolve(strict=True) does up to Python 3.12
+    # it raises with the user's words, as resolve(strict=True) does up to Python 3.12
     file.stat()
     path = file.resolve()
     folder, names = path.parent, [path.stem]

@@ -9,45 +9,33 @@ from typing import Any
 import nkisim
 from nkisim.cli.launches import Launch
 from nkisim.command import read_json
+from nkisim.timeline.compiler_model import COMPILER, ORDER, CompilerModel
 from nkisim.timeline.drawing import clock
-from nkisim.timeline.habits import COMPILER, Habits
 from nkisim.timeline.schedule import Schedule, schedule
 
 FORMAT = "nkisim-times-1"
-ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compiler might"}
+FIGURES = (
+    "latency_ns", "low_ns", "high_ns", "likely_low_ns", "likely_high_ns", "order", "program_order_ns", "launch_ns",
+    "profiled_launch_ns", "host_dispatch_ns", "roofline_ns", "roofline_share", "bound", "hbm_bytes",
+)  # fmt: skip
 
 
-def row(launch: Launch, numerics: bool = True, habits: Habits = COMPILER) -> dict[str, Any]:
+def row(launch: Launch, numerics: bool = True, compiler: CompilerModel = COMPILER) -> dict[str, Any]:
     """One launch's times and its bound."""
     events = launch.run(recording=True, numerics=numerics).recording.events
-    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, habits=habits))}
+    return {"kernel": launch.name, "instructions": len(events), **figures(schedule(events, compiler=compiler))}
 
 
 def figures(result: Schedule) -> dict[str, Any]:
     """The numbers of a schedule that a file keeps, in nanoseconds."""
-    return {
-        "latency_ns": result.latency_ns,
-        "low_ns": result.low_ns,
-        "high_ns": result.high_ns,
-        "likely_low_ns": result.likely_low_ns,
-        "likely_high_ns": result.likely_high_ns,
-        "order": result.order,
-        "program_order_ns": result.program_order_ns,
-        "reordered_ns": result.pipelined_ns,
-        "launch_ns": result.launch_ns,
-        "profiled_launch_ns": result.profiled_launch_ns,
-        "host_dispatch_ns": result.host_dispatch_ns,
-        "roofline_ns": result.roofline_ns,
-        "roofline_share": result.roofline_share,
-        "bound": result.bound,
-        "hbm_bytes": result.hbm_bytes,
-        "critical_ns": result.waits_ns,
-    }
+    same = {name: getattr(result, name) for name in FIGURES}
+    return {**same, "reordered_ns": result.pipelined_ns, "critical_ns": result.waits_ns}
 
 
 def to_json(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The content of a times file."""
-    return {"format": FORMAT, "source": "simulated", "nkisim": nkisim.__version__, "chip": "trn2", "times": list(rows)}
+    """The content of a times file; no time of a row includes a launch; the times of a launch are in the row too."""
+    about = {"format": FORMAT, "source": "simulated", "launch": "not included", "nkisim": nkisim.__version__}
+    return {**about, "chip": "trn2", "times": list(rows)}
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -74,7 +62,7 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{clock(r['likely_low_ns'])} to {clock(r['likely_high_ns'])}, possible {clock(r['low_ns'])} to "
             f"{clock(r['high_ns'])}\n"
             f"  as written {clock(r['program_order_ns'])}, reordered {clock(r['reordered_ns'])}\n"
-            f"  a launch adds {clock(r['profiled_launch_ns'])} alone in a profile, {clock(r['launch_ns'])} once for a "
+            f"  a launch adds {clock(r['profiled_launch_ns'])} in a profile, {clock(r['launch_ns'])} once for a "
             f"graph, and {clock(r['host_dispatch_ns'])} on the host\n"
             f"  {r['roofline_share']:.0%} of the roofline ({r['bound']}), {r['hbm_bytes'] / 2**20:,.2f} MiB of HBM "
             f"traffic, {r['instructions']:,} instructions\n"
@@ -128,12 +116,13 @@ def difference_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         "|---|---:|---:|---|",
         *("| `{}` | {} | {} | {} |".format(*_cells(r)) for r in rows),
         "",
-        f"Simulated by nkisim {nkisim.__version__} for trn2, not measured. A change inside of the band may not show on "
-        "a chip.",
+        f"Simulated by nkisim {nkisim.__version__} for trn2, not measured, without a launch. A change inside of the "
+        "band may not show on a chip.",
     ]
     return "\n".join(lines)
 
 
 def difference_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The difference for a terminal."""
-    return "\n".join(f"{name}: {a or 'absent'} -> {b or 'absent'} ({word})" for name, a, b, word in map(_cells, rows))
+    lines = [f"{name}: {a or 'absent'} -> {b or 'absent'} ({word})" for name, a, b, word in map(_cells, rows)]
+    return "\n".join([*lines, "simulated on trn2, without a launch"])

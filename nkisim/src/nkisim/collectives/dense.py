@@ -58,8 +58,7 @@ def reduce_scatter(
 
 def _split(call: Call, operand: str, values: Array, count: int) -> list[Array]:
     if values.shape[0] % count:
-        found = f"has shape {values.shape}"
-        call.refuse(ShapeMismatch, operand, found, f"dimension 0 divides into {count} ranks")
+        call.refuse(ShapeMismatch, operand, f"has shape {values.shape}", f"dimension 0 divides into {count} ranks")
     return np.split(values, count, axis=0)
 
 

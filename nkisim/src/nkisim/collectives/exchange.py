@@ -52,10 +52,10 @@ class ReplicaGroup(NKIObject):
             since(title, "list the ranks")
         if op not in _LISTS:
             raise WrongArgument(title, "op", f"is {op!r:.60}", "a member of rg_partition_op is needed")
-        least = 0 if op is rg_partition_op.bitwise_and else 1
-        if world_size < 1 or operand < least:
-            found = f"are {world_size} and {operand}"
-            raise WrongArgument(title, "world_size and operand", found, f"1 and {least} are the least")
+        minimum = 0 if op is rg_partition_op.bitwise_and else 1
+        if world_size < 1 or operand < minimum:
+            actual = f"are {world_size} and {operand}"
+            raise WrongArgument(title, "world_size and operand", actual, f"1 and {minimum} are the least")
         lists: dict[int, list[int]] = {}
         for rank in range(world_size):
             lists.setdefault(_LISTS[op](rank, operand), []).append(rank)
@@ -65,13 +65,11 @@ class ReplicaGroup(NKIObject):
 def ring_of(core: Core, op: str, group: ReplicaGroup) -> list[int]:
     """Return the list of ranks that this core's rank belongs to."""
     if not isinstance(group, ReplicaGroup):
-        found = f"is {group!r:.60}"
-        raise WrongArgument(op, "replica_group", found, "a ReplicaGroup is needed")
+        raise WrongArgument(op, "replica_group", f"is {group!r:.60}", "a ReplicaGroup is needed")
     ranks, world = [r for g in group.groups for r in g], core.policy.ranks or core.meeting.members // core.programs
     if len(set(ranks)) != len(ranks) or any(not 0 <= r < world for r in ranks):
-        found = f"is {group.groups}"
         allowed = f"each of the {world} ranks appears at most once"
-        raise WrongArgument(op, "replica_group", found, allowed)
+        raise WrongArgument(op, "replica_group", f"is {group.groups}", allowed)
     for ring in group.groups:
         if core.rank in ring:
             return ring
@@ -83,7 +81,7 @@ def meet(call: Call, ring: Sequence[int], payload: Any) -> dict[int, Any]:
 
     Both cores of a rank issue a collective, which is one operation: it orders their accesses to its tensors, as
     a core_barrier does. Tensors that are on chip or private are exchanged with the cores of the same number.
-    A rank that stands for others (`Policy.ranks`) meets itself alone, and they bring what it brings.
+    A rank that represents others (`Policy.ranks`) meets only itself, and they bring what it brings.
     """
     line = kernel_line()
     text = f"{call.card.op} at {line[0]}:{line[1]}"
@@ -92,7 +90,7 @@ def meet(call: Call, ring: Sequence[int], payload: Any) -> dict[int, Any]:
     present = [core.rank] if core.policy.ranks else ring
     members = tuple(rank * count + program for rank in present for program in range(count))
     wait = Wait((call.card.op, members), members, text, (payload, [t._storage for t in call.tensors.values()]))
-    answer = core.meeting.meet(core.number, wait, _ordered)
+    answer = core.meeting.arrive(core.number, wait, _ordered)
     there = {rank: answer[rank * count + core.program][0] for rank in present}
     return {rank: there.get(rank, payload) for rank in ring}
 
@@ -129,8 +127,8 @@ def start(
     if len(spaces) > 1:
         call.refuse(WrongArgument, "srcs and dsts", "mix HBM and SBUF", "use one memory")
     if len(srcs) != len(dsts) or not srcs or ((one or True in spaces) and len(srcs) != 1):
-        found = f"have {len(srcs)} and {len(dsts)} tensors"
-        call.refuse(WrongArgument, "srcs and dsts", found, "equal counts; one each outside HBM")
+        actual = f"have {len(srcs)} and {len(dsts)} tensors"
+        call.refuse(WrongArgument, "srcs and dsts", actual, "equal counts; one each outside HBM")
     return call
 
 
@@ -144,11 +142,11 @@ def one_hbm(call: Call) -> None:
         return
     given = {id(storage) for storage in core.memory.shared.inputs}
     for side in ("srcs", "dsts"):
-        found = {t.buffer.value for n, t in call.tensors.items() if n.startswith(side) and id(t._storage) not in given}
-        if len(found) > 1:
+        result = {t.buffer.value for n, t in call.tensors.items() if n.startswith(side) and id(t._storage) not in given}
+        if len(result) > 1:
             call.refuse(WrongArgument, side, "are in private_hbm and in shared_hbm", "one kind of HBM is needed")
         allowed = side == "dsts" and os.environ.get("NKI_LNC1_SHARED_HBM") == "1"
-        if core.programs == 1 and "shared_hbm" in found and not allowed:
+        if core.programs == 1 and "shared_hbm" in result and not allowed:
             way = "use private_hbm, or NKI_LNC1_SHARED_HBM=1 for dsts"
             call.refuse(WrongArgument, side, "are in shared_hbm on one core", way)
 
@@ -174,8 +172,7 @@ def put(call: Call, operand: str, values: Array) -> None:
     """Write the tensor that arrived; equal dtypes bit for bit, others through fp32."""
     tensor = call.tensors[operand]
     if values.size != tensor.size:
-        found = f"has shape {tensor.shape}"
-        call.refuse(ShapeMismatch, operand, found, f"{values.shape} arrives")
+        call.refuse(ShapeMismatch, operand, f"has shape {tensor.shape}", f"{values.shape} arrives")
     same = values.dtype == tensor._numpy().dtype
     deliver(call, tensor, values if same else to_fp32(values), operand)
 
@@ -187,11 +184,10 @@ def deliver(call: Call, tensor: NkiTensor, values: Array, operand: str) -> None:
 
 def reducer(op: Token, name: str) -> Fn:
     """Return the function of a reduction operator."""
-    found = resolve(op, (name, "op"))
-    if found.name not in ("add", "minimum", "maximum"):
-        allowed = "nl.add, nl.minimum and nl.maximum are supported"
-        raise WrongArgument(name, "op", f"is nl.{found.name}", allowed)
-    return found.fn
+    result = resolve(op, (name, "op"))
+    if result.name not in ("add", "minimum", "maximum"):
+        raise WrongArgument(name, "op", f"is nl.{result.name}", "nl.add, nl.minimum and nl.maximum are supported")
+    return result.fn
 
 
 def check_dim(call: Call, dim: int, also: bool = False) -> None:

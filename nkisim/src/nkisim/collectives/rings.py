@@ -23,12 +23,9 @@ __all__ = [
 
 
 def collective_permute(
-    srcs: Sequence[NkiTensor],
-    dsts: Sequence[NkiTensor],
-    source_target_pairs: Sequence[tuple[int, int]],
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
+    srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor], source_target_pairs: Sequence[tuple[int, int]],
+    priority: int | None = None, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Send between ranks by explicit (source, target) pairs."""
     call = start("collective_permute", srcs, dsts, priority, one=True)
     only_hbm(call)
@@ -47,19 +44,14 @@ def collective_permute(
 
 def _channels(op: str, ids: Any, *lists: Any) -> list[list[Any]]:
     if list(ids) != list(range(len(ids))) or any(len(item) != len(ids) for item in lists):
-        found = f"are {list(ids)}"
-        raise WrongArgument(op, "channel_ids", found, "consecutive from 0, one tensor list each")
+        raise WrongArgument(op, "channel_ids", f"are {list(ids)}", "consecutive from 0, one tensor list each")
     return [list(item) for item in lists]
 
 
 def collective_permute_implicit(
-    srcs_by_channel: Sequence[Sequence[NkiTensor]],
-    dsts_by_channel: Sequence[Sequence[NkiTensor]],
-    replica_group: ReplicaGroup,
-    channel_ids: Sequence[int] = [0],
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
+    srcs_by_channel: Sequence[Sequence[NkiTensor]], dsts_by_channel: Sequence[Sequence[NkiTensor]],
+    replica_group: ReplicaGroup, channel_ids: Sequence[int] = [0], priority: int | None = None, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Send to the next rank of the ring and receive from the one before."""
     op = "collective_permute_implicit"
     sources, targets = _channels(op, channel_ids, srcs_by_channel, dsts_by_channel)
@@ -80,15 +72,10 @@ def _shift(call: Call, group: ReplicaGroup, payload: Any, name: str | None) -> N
 
 
 def collective_permute_implicit_reduce(
-    srcs0_by_channel: Sequence[Sequence[NkiTensor]],
-    srcs1_by_channel: Sequence[Sequence[NkiTensor]],
-    dsts_by_channel: Sequence[Sequence[NkiTensor]],
-    replica_group: ReplicaGroup,
-    op: Token,
-    channel_ids: Sequence[int] = [0],
-    priority: int | None = None,
-    name: str | None = None,
-) -> NkiInstruction:
+    srcs0_by_channel: Sequence[Sequence[NkiTensor]], srcs1_by_channel: Sequence[Sequence[NkiTensor]],
+    dsts_by_channel: Sequence[Sequence[NkiTensor]], replica_group: ReplicaGroup, op: Token,
+    channel_ids: Sequence[int] = [0], priority: int | None = None, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Reduce two local tensors, send the result on, receive the one of the rank before."""
     title = "collective_permute_implicit_reduce"
     fn = reducer(op, title)

@@ -13,7 +13,7 @@ from nkisim.core import access
 from nkisim.core.context import current, since
 from nkisim.dtypes import ANY, Array
 from nkisim.errors import LoopMisuse, NkiSimWarning, ShapeMismatch, WrongArgument
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import DMA, Call, Card, Operand
@@ -32,8 +32,7 @@ def _variable(op: str, call: Call, group: ReplicaGroup, metadata: NkiTensor, fla
     if metadata.__class__ is not NkiTensor or metadata.dtype != "uint32":
         call.refuse(WrongArgument, "metadata_tensor", f"is {metadata!r:.60}", "a uint32 tensor")
     if metadata.size != rows * len(ring):
-        found = f"has shape {metadata.shape}"
-        call.refuse(ShapeMismatch, "metadata_tensor", found, f"({rows}, {len(ring)}) is needed")
+        call.refuse(ShapeMismatch, "metadata_tensor", f"has shape {metadata.shape}", f"({rows}, {len(ring)}) is needed")
     # row 2 is an output, so the rows that are inputs are checked one by one
     used = (0, 1, 3) if flags[1] else (0, 1)
     flat = metadata._numpy().reshape(rows, len(ring)).astype(np.int64)
@@ -54,8 +53,8 @@ def _receive(call: Call, ring: list[int], chunks: list[Array], how: tuple[Any, .
         at = int(flat[3, i]) if placed else slot * i
         room = dst.size - at if placed else slot
         if len(chunk) > room:
-            found = f"has {room} elements left for {len(chunk)} of rank {ring[i]}"
-            call.refuse(ShapeMismatch, "dsts", found, "make the destination larger")
+            actual = f"has {room} elements left for {len(chunk)} of rank {ring[i]}"
+            call.refuse(ShapeMismatch, "dsts", actual, "make the destination larger")
         if len(chunk):
             deliver(call, target[at : at + len(chunk)], chunk, "dsts")
     if not known:
@@ -68,8 +67,7 @@ def _receive(call: Call, ring: list[int], chunks: list[Array], how: tuple[Any, .
 def _chunk(call: Call, count: int, start: int) -> Array:
     src = call.tensors["srcs[0]"]
     if start + count > src.size:
-        found = f"has {src.size} elements"
-        call.refuse(ShapeMismatch, "srcs", found, f"{count} from {start} are sent")
+        call.refuse(ShapeMismatch, "srcs", f"has {src.size} elements", f"{count} from {start} are sent")
     if count == 0:
         return np.empty((0,), src._numpy().dtype)
     part = src.reshape((src.size,))[start : start + count]
@@ -102,14 +100,14 @@ def _prepare(op: str, how: tuple[Any, ...], tensors: tuple[Any, Any], name: str 
     """Take the one slot for a collective whose metadata, how[2], was read."""
     title, core = f"{op}_prepare", current(op)
     if core.prepared is not None:
-        found = f"follows {core.prepared.op}_prepare without its trigger"
-        raise LoopMisuse(title, None, found, f"call {core.prepared.op}_trigger first, prepares share one slot")
+        actual = f"follows {core.prepared.op}_prepare without its trigger"
+        raise LoopMisuse(title, None, actual, f"call {core.prepared.op}_trigger first, prepares share one slot")
     operand = Operand("metadata_tensor", "in", spaces=DMA, dtypes=ANY)
     work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "register"}
     card = Card(title, ("sync",), (operand,), work=lambda _: work)
     call = Call(core, card, {"name": name}, "sync", {"metadata_tensor": how[2]})
     if core.recording:
-        doubts.doubt(call, "the trigger has the time of the whole collective", "how much of it the metadata takes")
+        ambiguities.warn_ambiguous(call, "the trigger has the time of a collective", "how much the metadata takes")
     instruction = record(call)
     core.prepared = _Prepared(instruction, op, tensors, how)
     return instruction
@@ -128,8 +126,8 @@ def _collective(op: str, text: str, prepares: bool = False) -> Callable[..., Nki
         call, flags = start(op, srcs, dsts, priority, one=True), (recv_counts_known, has_rdispls)
         only_hbm(call)
         if call.core.policy.traced and has_rdispls and op == "all_to_all_v":
-            found = f"{op}: has_rdispls works between nodes only (0.7); each rank here stands for a node"
-            call.core.warn(f"{op} has_rdispls", found, NkiSimWarning)
+            actual = f"{op}: has_rdispls works between nodes only (0.7); each rank here represents a node"
+            call.core.warn(f"{op} has_rdispls", actual, NkiSimWarning)
         how = (*_variable(op, call, replica_group, metadata_tensor, flags), *flags)
         return _prepare(op, how, (srcs, dsts), name) if prepares else _exchange(call, how, name)
 
@@ -145,8 +143,8 @@ def _trigger(op: str, text: str) -> Callable[..., NkiInstruction]:
         core = since(f"{op}_trigger", f"use {op}")
         waiting = core.prepared
         if waiting is None or waiting.instruction is not prepare_instr or waiting.op != op:
-            found = "is no prepare that waits" if waiting is None else f"is not the {waiting.op}_prepare that waits"
-            raise LoopMisuse(f"{op}_trigger", "prepare_instr", found, f"pass what {op}_prepare returned, once")
+            actual = "is no prepare that waits" if waiting is None else f"is not the {waiting.op}_prepare that waits"
+            raise LoopMisuse(f"{op}_trigger", "prepare_instr", actual, f"pass what {op}_prepare returned, once")
         core.prepared, (srcs, dsts) = None, waiting.tensors
         return _exchange(start(op, srcs, dsts, None, one=True), waiting.how, name)
 

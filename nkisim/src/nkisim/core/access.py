@@ -38,8 +38,8 @@ def read(core: Core, tensor: NkiTensor, who: Who) -> Array:
         fault = unwritten(tensor, who)
         if fault is not None:
             marks = tensor._written_marks()
-            doubt(core, marks != WRITTEN_MARK[marks.itemsize], fault)
-    if storage.shadow is not None:
+            on_unwritten_read(core, marks != WRITTEN_MARK[marks.itemsize], fault)
+    if storage.history is not None:
         races.note(core, tensor, who)
     storage.info.touch(core.clock)
     return tensor._array if tensor._array is not None else tensor._numpy()
@@ -62,19 +62,19 @@ def unwritten(tensor: NkiTensor, who: Who) -> UnwrittenRead | None:
         return None
     other = storage.replaced_by
     if other is not None and np.any(marks & marks.dtype.type(OVERWRITTEN * (full // WRITTEN))):
-        found = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) was written on its bytes"
-        raise ReplacedRead(*who, found, f"{tensor.name} ends where another tensor is written at its address")
+        actual = f"is read after {other.name} ({other.line[0]}:{other.line[1]}) was written on its bytes"
+        raise ReplacedRead(*who, actual, f"{tensor.name} ends where another tensor is written at its address")
     missing = int(np.count_nonzero(marks != full))
     first = tuple(int(i) for i in np.unravel_index(int(np.argmax(marks != full)), marks.shape))
     line = storage.info.line
-    found = (
+    actual = (
         f"reads {missing} of {tensor.size} elements of {tensor.name} {tensor.shape} that nobody "
         f"wrote, the first at {list(first)}"
     )
-    return UnwrittenRead(*who, found, f"write it first, it was allocated at {line[0]}:{line[1]}")
+    return UnwrittenRead(*who, actual, f"write it first, it was allocated at {line[0]}:{line[1]}")
 
 
-def doubt(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
+def on_unwritten_read(core: Core, missing: Flags, fault: UnwrittenRead) -> None:
     """Refuse a read of unwritten elements, or let it read sentinels as the policy says."""
     if core.policy.unwritten_read == "raise":
         raise fault
@@ -114,7 +114,7 @@ def marked(storage: Storage) -> None:
 
 
 def covers(tensor: NkiTensor) -> bool:
-    """Tell whether the view names every byte of its storage."""
+    """Return whether the view names every byte of its storage."""
     info = tensor._storage.info
     if tensor.offset or 0 in tensor.strides:
         return False
@@ -131,7 +131,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
     target = tensor._numpy()
     if values.shape != target.shape:
         values = values.reshape(target.shape)
-    if tensor._storage.shadow is not None:
+    if tensor._storage.history is not None:
         rounded = np.empty(target.shape, target.dtype)
         store(rounded, values, tensor.dtype, tensor._storage.precise)
         races.note(core, tensor, who, rounded, together)
@@ -145,7 +145,7 @@ def write(core: Core, tensor: NkiTensor, values: Array, who: Who, together: bool
 def write_unknown(core: Core, tensor: NkiTensor, who: Who) -> None:
     """Mark a write of values that were not computed; to the other core they equal the present ones."""
     tensor._storage.unknown = True
-    if tensor._storage.shadow is not None:
+    if tensor._storage.history is not None:
         races.note(core, tensor, who, tensor._numpy(), together=True)
     mark(core, tensor)
 
@@ -155,7 +155,7 @@ SMALL = 1024
 
 
 def computed(tensors: Iterable[NkiTensor]) -> bool:
-    """Tell whether a launch without numerics computes an instruction: integers and small tiles of known values."""
+    """Return whether a launch without numerics computes an instruction: integers and small tiles of known values."""
     listed = list(tensors)
     small = all(t.dtype in INTS | WIDE for t in listed) or all(t.size <= SMALL for t in listed)
     return small and not any(t._storage.unknown for t in listed)
@@ -164,8 +164,8 @@ def computed(tensors: Iterable[NkiTensor]) -> bool:
 def known(tensor: NkiTensor, who: Who) -> None:
     """Refuse a run-time address that a launch without numerics did not compute."""
     if tensor._storage.unknown:
-        found = "is a run-time address that follows from values"
-        raise NotComputed(*who, found, "a launch without numerics does not have them; leave numerics on")
+        actual = "is a run-time address that follows from values"
+        raise NotComputed(*who, actual, "a launch without numerics does not have them; leave numerics on")
 
 
 def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who: Who) -> None:
@@ -178,7 +178,7 @@ def write_where(core: Core, tensor: NkiTensor, masked: tuple[Array, Flags], who:
     storage = tensor._storage
     if storage.neighbours:
         _overwrite(tensor)
-    if storage.shadow is not None:
+    if storage.history is not None:
         races.note(core, tensor, who, np.where(where, rounded, target))
     storage.writes += 1
     storage.info.touch(core.clock)
@@ -239,7 +239,7 @@ def _overwrite(tensor: NkiTensor) -> None:
             other.replaced_by = info
 
 
-def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
+def resolve_dynamic_offset(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
     """Return a view whose run-time scalar index has been read; None when it is out of range.
 
     Raises:
@@ -249,8 +249,8 @@ def settle(core: Core, tensor: NkiTensor, who: Who) -> NkiTensor | None:
     dynamic = tensor._dynamic
     assert dynamic is not None
     if dynamic.vector:
-        found = "gathers rows by a vector of indices"
-        raise IllegalView(*who, found, "only dma_copy, dma_compute and dma_transpose can")
+        actual = "gathers rows by a vector of indices"
+        raise IllegalView(*who, actual, "only dma_copy, dma_compute and dma_transpose can")
     index = scalar(core, dynamic.source, who)
     if tensor._on_chip and isinstance(dynamic.source, NkiScalar) and dynamic.source.dtype == "int64":
         raise WrongDtype(*who, f"is indexed in {tensor.buffer.value} by an int64 scalar", "on chip an offset is int32")
@@ -267,10 +267,10 @@ def out_of_range(core: Core, tensor: NkiTensor, who: Who) -> DynamicOutOfRange:
     if dynamic.vector:
         values = indices(core, dynamic, who)
         bad = values[(values < 0) | (values > dynamic.limit)]
-        found = f"has run-time indices {bad[:4].tolist()} into {tensor.name}"
+        actual = f"has run-time indices {bad[:4].tolist()} into {tensor.name}"
     else:
-        found = f"has run-time index {scalar(core, dynamic.source, who)} into {tensor.name}"
-    return DynamicOutOfRange(*who, found, f"0 to {dynamic.limit} is inside the tensor")
+        actual = f"has run-time index {scalar(core, dynamic.source, who)} into {tensor.name}"
+    return DynamicOutOfRange(*who, actual, f"0 to {dynamic.limit} is inside the tensor")
 
 
 def scalar(core: Core, source: Any, who: Who) -> int:
@@ -280,8 +280,8 @@ def scalar(core: Core, source: Any, who: Who) -> int:
     if isinstance(source, int):
         return source
     if not isinstance(source, NkiTensor) or source.size != 1 or source.dtype not in _INDEX_DTYPES:
-        found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
-        raise WrongDtype(*who, found, "a register or a one-element integer tensor is needed")
+        actual = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
+        raise WrongDtype(*who, actual, "a register or a one-element integer tensor is needed")
     known(source, who)
     return int(read(core, source, who).reshape(-1)[0])
 
@@ -290,8 +290,8 @@ def indices(core: Core, dynamic: Dynamic, who: Who) -> NDArray[np.int64]:
     """Read the row indices of a gathering view as int64, in its row order."""
     source = dynamic.source
     if not isinstance(source, NkiTensor) or source.dtype not in ("int32", "uint32"):
-        found = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
-        raise WrongDtype(*who, found, "row indices are an int32 or uint32 tensor in SBUF")
+        actual = f"is indexed by {getattr(source, 'dtype', type(source).__name__)}"
+        raise WrongDtype(*who, actual, "row indices are an int32 or uint32 tensor in SBUF")
     values = read(core, source, (who[0], f"{who[1]} indices"))
     if source._storage.unknown:
         # without numerics any rows do: the event is the same

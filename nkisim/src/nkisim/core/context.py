@@ -1,4 +1,4 @@
-"""The core that is running a kernel on this thread, and its state besides memory."""
+"""The core that is running a kernel on this thread, and its state other than memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nkisim.core.cores import Meeting
+from nkisim.core.cores import Rendezvous
 from nkisim.dtypes import Flags
 from nkisim.errors import NkiSimWarning, OtherVersion, OutsideKernel
 from nkisim.geometry import Geometry
@@ -28,7 +28,7 @@ class Lanes:
 
     values: NDArray[np.float32]
     # the operation that the values were reduced with; None while undefined
-    held: str | None = None
+    operator: str | None = None
     # why the registers are undefined, for the message
     lost_to: str | None = None
 
@@ -45,7 +45,7 @@ class Core:
     memory: CoreMemory
     policy: Policy
     geometry: Geometry
-    meeting: Meeting
+    meeting: Rendezvous
     rank: int = 0
     clock: int = 0
     # raw events, made into Event values when the launch ends
@@ -68,7 +68,7 @@ class Core:
     prepared: Any = None
     # the warnings so far, shared by the cores of a launch
     warned: set[str] = field(default_factory=set)
-    # a small number for the facts that plans of instructions depend on besides their operands
+    # a small number for the facts that plans of instructions depend on in addition to their operands
     rules_key: int = 0
     recording: bool = False
     numerics: bool = True
@@ -79,11 +79,11 @@ class Core:
 
     def registers(self, engine: str) -> Lanes:
         """Return the reduction registers of an engine."""
-        found = self.lanes.get(engine)
-        if found is None:
-            found = Lanes(np.zeros((self.geometry.partitions, 1), np.float32))
-            self.lanes[engine] = found
-        return found
+        result = self.lanes.get(engine)
+        if result is None:
+            result = Lanes(np.zeros((self.geometry.partitions, 1), np.float32))
+            self.lanes[engine] = result
+        return result
 
     def warn(self, key: str, text: str, kind: type[NkiSimWarning] = NkiSimWarning) -> None:
         """Warn once in a launch about `key`."""
@@ -107,8 +107,7 @@ def current(op: str) -> Core:
     """
     core = _CURRENT.core
     if core is None:
-        allowed = "call the kernel through nki.simulate(kernel)"
-        raise OutsideKernel(op, None, "ran outside a kernel", allowed)
+        raise OutsideKernel(op, None, "ran outside a kernel", "call the kernel through nki.simulate(kernel)")
     return core
 
 

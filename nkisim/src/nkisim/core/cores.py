@@ -27,17 +27,17 @@ class Wait:
 
 
 @dataclass(eq=False)
-class Meeting:
+class Rendezvous:
     """The cores of one launch: whose turn it is, who waits, who ended."""
 
     members: int
     condition: threading.Condition = field(default_factory=threading.Condition)
-    turn: int = 0
+    running: int = 0
     waits: dict[int, Wait] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     failure: BaseException | None = None
 
-    def meet(self, me: int, wait: Wait, joined: Callable[[dict[int, Any]], None] | None = None) -> dict[int, Any]:
+    def arrive(self, me: int, wait: Wait, joined: Callable[[dict[int, Any]], None] | None = None) -> dict[int, Any]:
         """Wait until every partner waits for the same key; return all payloads by member.
 
         `joined` runs once, with all payloads, on the last core to arrive.
@@ -55,7 +55,7 @@ class Meeting:
                 if joined is not None:
                     joined(answer)
             self._pass_on(me)
-            while wait.answer is None or self.turn != me:
+            while wait.answer is None or self.running != me:
                 if self.failure is not None:
                     raise self.failure
                 self.condition.wait()
@@ -65,7 +65,7 @@ class Meeting:
     def begin(self, me: int) -> None:
         """Wait for this core's first turn."""
         with self.condition:
-            while self.turn != me:
+            while self.running != me:
                 if self.failure is not None:
                     raise self.failure
                 self.condition.wait()
@@ -91,7 +91,7 @@ class Meeting:
         for member in order:
             wait = self.waits.get(member)
             if member not in self.ended and (wait is None or wait.answer is not None):
-                self.turn = member
+                self.running = member
                 self.condition.notify_all()
                 return
         if len(self.ended) == self.members:
@@ -114,7 +114,7 @@ class Meeting:
         return Deadlock("launch", None, "cannot proceed: " + "; ".join(parts), allowed)
 
 
-def run_all(meeting: Meeting, bodies: list[Callable[[], None]]) -> None:
+def run_all(meeting: Rendezvous, bodies: list[Callable[[], None]]) -> None:
     """Run one body per core, each on its own thread; raise the first failure."""
     if len(bodies) == 1:
         bodies[0]()

@@ -38,8 +38,7 @@ def resolve(core: Core, tensor: NkiTensor, who: access.Who, skip: bool) -> Gathe
     index = access.indices(core, dynamic, who)
     count = tensor.shape[dynamic.dim]
     if len(index) < count:
-        found = f"takes {count} rows"
-        raise ShapeMismatch(*who, found, f"the index tensor has {len(index)} entries")
+        raise ShapeMismatch(*who, f"takes {count} rows", f"the index tensor has {len(index)} entries")
     index = index[:count]
     valid = (index >= 0) & (index <= dynamic.limit)
     if not skip and not valid.all():
@@ -60,19 +59,19 @@ def read(core: Core, rows: GatheredRows, who: access.Who) -> Array:
         if bad.any():
             row = int(picked[int(np.argmax(bad.reshape(len(picked), -1).any(axis=1)))])
             line = storage.info.line
-            found = f"gathers row {row} of {rows.all.name}, which nobody wrote entirely"
-            fault = UnwrittenRead(*who, found, f"it was allocated at {line[0]}:{line[1]}")
+            actual = f"gathers row {row} of {rows.all.name}, which nobody wrote entirely"
+            fault = UnwrittenRead(*who, actual, f"it was allocated at {line[0]}:{line[1]}")
             missing = np.zeros((len(rows.index), *bad.shape[1:]), np.bool_)
             missing[rows.valid] = bad
-            access.doubt(core, missing, fault)
-    if storage.shadow is not None:
+            access.on_unwritten_read(core, missing, fault)
+    if storage.history is not None:
         for row in np.unique(picked):
             races.note(core, rows.all[int(row) : int(row) + 1], who)
-    held = rows.all._numpy()
+    stored = rows.all._numpy()
     if len(picked) == len(rows.index):
-        return held[picked]  # type: ignore[no-any-return]
-    values = np.zeros((len(rows.index), *held.shape[1:]), held.dtype)
-    values[rows.valid] = held[picked]
+        return stored[picked]  # type: ignore[no-any-return]
+    values = np.zeros((len(rows.index), *stored.shape[1:]), stored.dtype)
+    values[rows.valid] = stored[picked]
     return values
 
 
@@ -85,7 +84,7 @@ def write(core: Core, rows: GatheredRows, values: Array, who: access.Who) -> Non
     store(rounded, values.reshape(shape), rows.all.dtype, storage.precise)
     picked = rows.index[rows.valid]
     storage.info.touch(core.clock)
-    if storage.shadow is not None:
+    if storage.history is not None:
         arriving = rounded[rows.valid]
         for row in np.unique(picked):
             last = np.flatnonzero(picked == row)[-1:]

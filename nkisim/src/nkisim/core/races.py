@@ -16,7 +16,7 @@ from nkisim.core.context import Core
 from nkisim.dtypes import Array
 from nkisim.errors import HbmRace, Relaxed
 from nkisim.lines import kernel_line
-from nkisim.memory.storage import Access, Shadow, Storage
+from nkisim.memory.storage import Access, AccessHistory, Storage
 from nkisim.memory.tensor import NkiTensor
 
 
@@ -31,23 +31,23 @@ def note(
         HbmRace: the other core accessed the same byte since they last met, and one wrote something else.
     """
     storage, write = tensor._storage, values is not None
-    shadow = storage.shadow
-    assert shadow is not None
-    with shadow.lock:
-        if write and shadow.marks is None:
-            _materialize(storage, shadow)
-        if shadow.marks is not None:
-            marks = tensor._marks(shadow.marks)
+    history = storage.history
+    assert history is not None
+    with history.lock:
+        if write and history.marks is None:
+            _materialize(storage, history)
+        if history.marks is not None:
+            marks = tensor._marks(history.marks)
             conflicts = _conflicts(core, tensor, marks, values)
             if np.any(conflicts):
                 race = _race(core, tensor, write, who)
                 if core.policy.races != "outcome" or not _of_writes_only(core, tensor, marks, conflicts):
                     raise race
-                shadow.race = shadow.race or (race, core)
+                history.race = history.race or (race, core)
             if values is None:
-                _read_of_race(tensor, shadow)
-            elif shadow.last is not None:
-                tensor._marks(shadow.last[core.program])[...] = _bits_of(values, marks)
+                _read_of_race(tensor, history)
+            elif history.last is not None:
+                tensor._marks(history.last[core.program])[...] = _bits_of(values, marks)
             if write and not together and np.any(marks & _wide(1 - core.program, True, marks)):
                 text = (
                     f"both cores write the same bytes of {tensor.name} without order; let one write, or split the work"
@@ -57,7 +57,7 @@ def note(
             # a core that reads its own writes depends on no other core
             read = _wide(core.program, False, marks) & ~(mine >> marks.dtype.type(1))
             marks |= _wide(core.program, True, marks) if write else read
-        shadow.accesses.append(Access(core.program, write, kernel_line(), who[0], tensor))
+        history.accesses.append(Access(core.program, write, kernel_line(), who[0], tensor))
 
 
 def _conflicts(core: Core, tensor: NkiTensor, marks: Array, values: Array | None) -> Array:
@@ -72,8 +72,8 @@ def _conflicts(core: Core, tensor: NkiTensor, marks: Array, values: Array | None
     if wrote.any():
         # every bit of a byte that the other core wrote
         bytes_of = (wrote >> marks.dtype.type(2 * other + 1)) * marks.dtype.type(0xFF)
-        shadow = tensor._storage.shadow
-        last = shadow.last[other] if shadow is not None and shadow.last is not None else tensor._storage.data
+        history = tensor._storage.history
+        last = history.last[other] if history is not None and history.last is not None else tensor._storage.data
         unequal = (_bits_of(values, marks) ^ tensor._marks(last)) & bytes_of
         conflicts = np.where(unequal != 0, wrote, conflicts)
     return conflicts
@@ -86,48 +86,48 @@ def _bits_of(values: Array, marks: Array) -> Array:
 def _of_writes_only(core: Core, tensor: NkiTensor, marks: Array, conflicts: Array) -> bool:
     """Whether a conflict is of two writes whose bytes nobody reads; note it, to be judged when the cores meet."""
     storage = tensor._storage
-    shadow = storage.shadow
-    assert shadow is not None
+    history = storage.history
+    assert history is not None
     if np.any(conflicts & _wide(1 - core.program, False, marks)):
         return False
-    if shadow.last is None or shadow.differed is None:
-        shadow.last = storage.data.copy(), storage.data.copy()
-        shadow.differed = np.zeros(storage.data.shape, np.uint8)
-    differed = tensor._marks(shadow.differed)
+    if history.last is None or history.differed is None:
+        history.last = storage.data.copy(), storage.data.copy()
+        history.differed = np.zeros(storage.data.shape, np.uint8)
+    differed = tensor._marks(history.differed)
     differed[conflicts != 0] = np.iinfo(differed.dtype).max
-    return not any(np.any(a.tensor._marks(shadow.differed)) for a in shadow.accesses if not a.write)
+    return not any(np.any(a.tensor._marks(history.differed)) for a in history.accesses if not a.write)
 
 
-def _read_of_race(tensor: NkiTensor, shadow: Shadow) -> None:
-    if shadow.race is not None and np.any(tensor._marks(shadow.differed)):
-        raise shadow.race[0]
+def _read_of_race(tensor: NkiTensor, history: AccessHistory) -> None:
+    if history.race is not None and np.any(tensor._marks(history.differed)):
+        raise history.race[0]
 
 
-def settle(storage: Storage) -> None:
+def judge(storage: Storage) -> None:
     """Judge a race of writes: its cores have met, or ended.
 
     Raises:
         HbmRace: the two cores end with different bytes.
     """
-    shadow = storage.shadow
-    if shadow is None or shadow.race is None or shadow.last is None:
+    history = storage.history
+    if history is None or history.race is None or history.last is None:
         return
-    race, core = shadow.race
-    if np.any((shadow.last[0] != shadow.last[1]) & (shadow.differed != 0)):
+    race, core = history.race
+    if np.any((history.last[0] != history.last[1]) & (history.differed != 0)):
         raise race
     text = f"{race}, or let one core write: each core ends with the same bytes, so that no order changes the result"
     core.warn(f"race of equal results {storage.info.number}", text, Relaxed)
-    shadow.race = shadow.last = shadow.differed = None
+    history.race = history.last = history.differed = None
 
 
 def clear(storage: Storage) -> None:
     """Forget the accesses of a tensor: its cores have met."""
-    settle(storage)
-    shadow = storage.shadow
-    if shadow is not None:
-        shadow.accesses.clear()
-        if shadow.marks is not None:
-            shadow.marks.fill(0)
+    judge(storage)
+    history = storage.history
+    if history is not None:
+        history.accesses.clear()
+        if history.marks is not None:
+            history.marks.fill(0)
 
 
 def _bits(program: int, write: bool) -> int:
@@ -139,27 +139,26 @@ def _wide(program: int, write: bool, marks: Array) -> Array:
     return np.array(int.from_bytes(bytes([_bits(program, write)]) * marks.itemsize, "little"), marks.dtype)
 
 
-def _materialize(storage: Storage, shadow: Shadow) -> None:
+def _materialize(storage: Storage, history: AccessHistory) -> None:
     """Start per-byte marks at the first write, from the reads remembered so far."""
-    shadow.marks = np.zeros(storage.data.shape, np.uint8)
-    for access in shadow.accesses:
-        view = access.tensor._marks(shadow.marks)
+    history.marks = np.zeros(storage.data.shape, np.uint8)
+    for access in history.accesses:
+        view = access.tensor._marks(history.marks)
         view |= _wide(access.core, access.write, view)
 
 
 def _race(core: Core, tensor: NkiTensor, write: bool, who: tuple[str, str]) -> HbmRace:
-    shadow = tensor._storage.shadow
-    assert shadow is not None
+    history = tensor._storage.history
+    assert history is not None
     mine = np.zeros(tensor._storage.data.shape, np.uint8)
     tensor._marks(mine)[...] = 1
     verb = "writes" if write else "reads"
-    for access in shadow.accesses:
+    for access in history.accesses:
         if access.core == core.program or not (write or access.write):
             continue
         if np.any(access.tensor._marks(mine)):
             other = f"core {access.core} {'writes' if access.write else 'reads'} it in {access.op}"
             where = f"{access.line[0]}:{access.line[1]}"
-            found = f"{verb} {tensor.name} on core {core.program} while {other} at {where}"
             allowed = f"put core_barrier(data={tensor.name}, cores=(0, 1)) between them"
-            return HbmRace(*who, found, allowed)
+            return HbmRace(*who, f"{verb} {tensor.name} on core {core.program} while {other} at {where}", allowed)
     raise AssertionError("a race without a partner")

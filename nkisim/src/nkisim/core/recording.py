@@ -53,7 +53,7 @@ def _meetings(cores: Sequence[Core], positions: dict[int, dict[int, int]]) -> di
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The values that events refer to besides themselves."""
+    """The values that events refer to."""
 
     # core -> clock -> position in the launch-wide list
     positions: dict[int, dict[int, int]]
@@ -88,7 +88,7 @@ def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:
     # the log keeps every raw tuple alive, so its identity is stable
     info, first, last, low, high, count, dtype, _, dense = raw
     base = info.address or 0
-    found = known[id(raw)] = Extent(
+    result = known[id(raw)] = Extent(
         info.space,
         info.number,
         info.name,
@@ -99,7 +99,7 @@ def _extent(raw: tuple[Any, ...], known: dict[int, Extent]) -> Extent:
         dtype,
         dense,
     )
-    return found
+    return result
 
 
 def _scheduled(events: list[Event], schedule: Sequence[Any]) -> list[Event]:

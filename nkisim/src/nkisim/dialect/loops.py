@@ -68,8 +68,8 @@ def _body(node: ast.Call, scope: Scope, loop: str, position: int) -> ast.Functio
 
 
 def _returns(body: ast.FunctionDef) -> list[ast.Return]:
-    own = [n for n in ast.walk(body) if isinstance(n, ast.Return)]
-    return [r for r in own if r.value is not None and not is_none(r.value)]
+    returns = [n for n in ast.walk(body) if isinstance(n, ast.Return)]
+    return [r for r in returns if r.value is not None and not is_none(r.value)]
 
 
 def fori_returns(node: ast.Call, scope: Scope) -> bool:
@@ -146,7 +146,7 @@ LOOP_RULES: tuple[Rule, ...] = (
          "tensor, or end one before the next", "KI", WARNING, WARNING),
 )  # fmt: skip
 
-# rules of the parser alone: where Python runs a kernel, these constructs are Python's
+# rules of the parser only: where Python runs a kernel, these constructs are Python's
 PARSED = words(
     "is is-none loop-target loop-else format-spec keyword-only positional-only varargs kwargs starred "
     "keyword-expansion lambda comprehension try raise with import del global yield walrus match set value-type "

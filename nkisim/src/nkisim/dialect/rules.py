@@ -191,7 +191,7 @@ SYNTAX_RULES: tuple[Rule, ...] = (
     Rule("loop-else", (ast.For, ast.While), has_else,
          "a loop has no else part; set a flag in the loop and test it afterwards", "PF"),
     Rule("format-spec", (ast.FormattedValue,), format_spec,
-         "a format specification in an f-string is dropped; write {value} alone", "PF", WARNING),
+         "a format specification in an f-string is dropped; write {value} only", "PF", WARNING),
     Rule("keyword-only", (ast.FunctionDef,), keyword_only,
          "the `*` separator is not accepted; make them parameters with defaults", "MG 0.3"),
     Rule("positional-only", (ast.FunctionDef,), positional_only,

@@ -49,7 +49,7 @@ def _targets(target: ast.AST, value: ast.AST | None) -> Iterator[Binding]:
 
 
 def scope_of(module: Module, function: FunctionNode, is_kernel: bool, traced: bool = False) -> Scope:
-    """Read a function's own assignments and parameters."""
+    """Read the assignments and parameters of a function."""
     values: dict[str, list[ast.AST | None]] = {}
     for name, value in bindings(function):
         values.setdefault(name, []).append(value)
@@ -72,9 +72,9 @@ def scope_of(module: Module, function: FunctionNode, is_kernel: bool, traced: bo
 
 
 def _all(values: dict[str, list[ast.AST | None]], test: object) -> frozenset[str]:
-    """Names of which every assignment passes the test."""
+    """Names whose every assignment passes the test."""
     assert callable(test)
-    return frozenset(name for name, found in values.items() if all(v and test(v) for v in found))
+    return frozenset(name for name, result in values.items() if all(v and test(v) for v in result))
 
 
 def _is_display(value: ast.AST, display: type[ast.AST], call: str) -> bool:
@@ -102,10 +102,7 @@ def _is_private(module: Module, value: ast.AST) -> bool:
 
 
 def _tensors(
-    module: Module,
-    function: FunctionNode,
-    values: dict[str, list[ast.AST | None]],
-    parameters: list[ast.arg],
+    module: Module, function: FunctionNode, values: dict[str, list[ast.AST | None]], parameters: list[ast.arg]
 ) -> frozenset[str]:
     """Names that hold tensors: allocated, annotated or used as one, and views of those."""
     annotated = {a.arg for a in parameters if a.annotation and _is_tensor_type(module, a.annotation)}

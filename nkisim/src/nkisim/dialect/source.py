@@ -164,16 +164,16 @@ def is_jit(module: Module, decorator: ast.expr) -> bool:
 
 def kernels(module: Module) -> list[tuple[Module, FunctionNode]]:
     """Functions decorated with nki.jit anywhere in the file, or passed to nki.jit by a name, imported or not."""
-    found: dict[int, tuple[Module, FunctionNode]] = {}
+    result: dict[int, tuple[Module, FunctionNode]] = {}
     for node in ast.walk(module.tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             if any(is_jit(module, decorator) for decorator in node.decorator_list):
-                found[id(node)] = module, node
+                result[id(node)] = module, node
         elif isinstance(node, ast.Call) and node.args and is_jit(module, node.func):
             owner, target = resolve_chain(module, node.args[0]) or (module, None)
             if isinstance(target, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found[id(target)] = owner, target
-    return list(found.values())
+                result[id(target)] = owner, target
+    return list(result.values())
 
 
 def kernel_nodes(definition: ast.AST) -> Iterator[ast.AST]:
@@ -201,7 +201,7 @@ class Reach:
     """Collects the functions, classes and methods that kernels use, across modules."""
 
     def __init__(self) -> None:
-        self.found: dict[int, Reached] = {}
+        self.reached: dict[int, Reached] = {}
         self._classes: list[tuple[Reached, ast.ClassDef]] = []
         self._attributes: set[str] = {"__init__", "__post_init__"}
         # jitted functions that other kernels call: plain functions there
@@ -211,15 +211,15 @@ class Reach:
         """Add a kernel and everything that it uses."""
         self._visit(Reached(module, definition, definition.name, True))
         before = -1
-        while before != len(self.found):
-            before = len(self.found)
+        while before != len(self.reached):
+            before = len(self.reached)
             for owner, definition_ in list(self._classes):
                 self._methods(owner, definition_)
 
     def _visit(self, reached: Reached) -> None:
-        if id(reached.definition) in self.found:
+        if id(reached.definition) in self.reached:
             return
-        self.found[id(reached.definition)] = reached
+        self.reached[id(reached.definition)] = reached
         if isinstance(reached.definition, ast.ClassDef):
             self._classes.append((reached, reached.definition))
             return

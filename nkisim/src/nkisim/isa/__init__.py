@@ -24,14 +24,7 @@ from nkisim.isa.gpsimd import (
 )
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.newer import activate2, exponential, nc_matmul_mx, quantize_mx, rand2
-from nkisim.isa.registers import (
-    register_alloc,
-    register_load,
-    register_move,
-    register_store,
-    scalar_load,
-    scalar_store,
-)
+from nkisim.isa.registers import register_alloc, register_load, register_move, register_store, scalar_load, scalar_store
 from nkisim.isa.rng import dropout, rand_get_state, rand_set_state, rng, set_rng_seed
 from nkisim.isa.scalar import activation, activation_reduce
 from nkisim.isa.scans import tensor_scalar_cumulative, tensor_tensor_scan

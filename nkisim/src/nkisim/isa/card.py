@@ -3,7 +3,7 @@
 A card states the engine, the operands with the memories and dtypes they may have, the rules
 between them, and the cost law. The machinery here checks, reads memory, calls the body with
 numpy arrays under the public parameter names, rounds and writes its results, and records the
-event. The body cannot see memory, raise, or tell the time.
+event. The body cannot see memory, raise, or see the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nkisim.core import access
 from nkisim.core.context import Core, current
 from nkisim.dtypes import to_fp32
 from nkisim.enums import engine
-from nkisim.isa import doubts, plan
+from nkisim.isa import ambiguities, plan
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import Call, Card, Masked, Operand, Rule, bound_to
 from nkisim.lines import kernel_line
@@ -75,8 +75,8 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
         args.update(decided.resolved)
     for rule in card.always:
         rule(call)
-    doubts.of_copies(call)
-    doubts.of_addresses(call, [call.tensors[name] for name, _ in decided.writes if name in call.tensors])
+    ambiguities.of_copies(call)
+    ambiguities.of_addresses(call, [call.tensors[name] for name, _ in decided.writes if name in call.tensors])
     if call.core.numerics or access.computed(call.tensors.values()):
         for rule in card.values:
             rule(call)
@@ -86,7 +86,7 @@ def execute(card: Card, args: dict[str, Any]) -> NkiInstruction:
     return record(call, decided)
 
 
-def _touch(call: Call, decided: plan.Decided) -> None:
+def _touch(call: Call, decided: plan.ResolvedRules) -> None:
     """Check the elements that an instruction reads and mark those that it writes, without values."""
     core, writer = call.core, call.card.writer
     for name, who, _, _, unchecked in decided.reads:
@@ -103,11 +103,11 @@ def _touch(call: Call, decided: plan.Decided) -> None:
             access.write_unknown(core, tensor, who)
 
 
-def _planned(call: Call) -> plan.Decided:
+def _planned(call: Call) -> plan.ResolvedRules:
     """Return the rules' decisions about this execution, from an earlier one like it if there was one."""
-    key, plans = plan.look(call), call.card.plans
+    key, plans = plan.cache_key(call), call.card.plans
     try:
-        decided: plan.Decided | None = plans.get(key)
+        decided: plan.ResolvedRules | None = plans.get(key)
     except TypeError:
         # a list among the arguments
         return plan.make(call)
@@ -119,7 +119,7 @@ def _planned(call: Call) -> plan.Decided:
     return decided
 
 
-def _compute(call: Call, decided: plan.Decided) -> list[Any]:
+def _compute(call: Call, decided: plan.ResolvedRules) -> list[Any]:
     card, core, tensors = call.card, call.core, call.tensors
     arrays = call.args | decided.targets
     for name, who, raw, flat, unchecked in decided.reads:
@@ -133,7 +133,7 @@ def _compute(call: Call, decided: plan.Decided) -> list[Any]:
     return card.finish(call, listed) if card.finish is not None else listed
 
 
-def _write(call: Call, decided: plan.Decided, results: list[Any]) -> None:
+def _write(call: Call, decided: plan.ResolvedRules, results: list[Any]) -> None:
     writer, core = call.card.writer, call.core
     for (name, who), result in zip(decided.writes, results, strict=False):
         tensor = call.tensors.get(name)
@@ -147,7 +147,7 @@ def _write(call: Call, decided: plan.Decided, results: list[Any]) -> None:
             access.write(core, tensor, result, who)
 
 
-def record(call: Call, decided: plan.Decided | None = None) -> NkiInstruction:
+def record(call: Call, decided: plan.ResolvedRules | None = None) -> NkiInstruction:
     """Count the instruction and, when recording, keep the facts that its event needs."""
     core = call.core
     if core.recording:
@@ -169,7 +169,7 @@ def record(call: Call, decided: plan.Decided | None = None) -> NkiInstruction:
     return NkiInstruction((core, index))
 
 
-def _work(call: Call, decided: plan.Decided | None) -> Mapping[str, object]:
+def _work(call: Call, decided: plan.ResolvedRules | None) -> Mapping[str, object]:
     """Return the work of an instruction; it follows from the plan where there is one."""
     law = call.card.work if call.card.work is not None else elementwise
     if decided is None:

@@ -14,13 +14,7 @@ from nkisim.errors import ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype
 from nkisim.isa import lanes
 from nkisim.isa.card import card
 from nkisim.isa.operators import BINARY, Op, reduce_axis
-from nkisim.isa.rules import (
-    not_both_psum,
-    operator,
-    same_dtype,
-    same_elements,
-    same_partitions,
-)
+from nkisim.isa.rules import not_both_psum, operator, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import Call, Masked, Operand, Results, Target
 from nkisim.isa.tokens import TOKENS
 from nkisim.memory.memory import check_start
@@ -55,12 +49,10 @@ def _memset_value(call: Call) -> None:
         call.refuse(WrongArgument, "value", f"is {value!r} for {dtype}", "packed types take 0 only")
     if INFO[dtype].kind == "int":
         if value != int(value):
-            found = f"is {value!r} for {dtype}"
-            call.refuse(WrongArgument, "value", found, "an integer tile takes a whole number")
+            call.refuse(WrongArgument, "value", f"is {value!r} for {dtype}", "an integer tile takes a whole number")
         limits = np.iinfo(INFO[dtype].storage)
         if not limits.min <= int(value) <= limits.max:
-            found = f"is {value} for {dtype}"
-            call.refuse(WrongArgument, "value", found, f"{limits.min} to {limits.max} fit")
+            call.refuse(WrongArgument, "value", f"is {value} for {dtype}", f"{limits.min} to {limits.max} fit")
 
 
 @card("vector gpsimd", Operand("dst", "out", dtypes=MOVED), rules=(_memset_value,))
@@ -74,8 +66,8 @@ def memset(dst: Target, value: float, engine: engine = engine.unknown, name: str
 
 def _predicate(call: Call) -> None:
     if call.tensors["predicate"].dtype not in ("uint8", "uint16", "uint32", "bool"):
-        found = f"is {call.tensors['predicate'].dtype}"
-        call.refuse(WrongDtype, "predicate", found, "it can be uint8, uint16 or uint32")
+        actual = f"is {call.tensors['predicate'].dtype}"
+        call.refuse(WrongDtype, "predicate", actual, "it can be uint8, uint16 or uint32")
 
 
 @card(
@@ -100,8 +92,8 @@ def tensor_copy_predicated(
 
 def _select_dtypes(call: Call) -> None:
     if call.tensors["on_true"].dtype in ("tfloat32", "int32", "uint32"):
-        found = f"is {call.tensors['on_true'].dtype}"
-        call.refuse(WrongDtype, "on_true", found, "tfloat32, int32 and uint32 are not supported")
+        actual = f"is {call.tensors['on_true'].dtype}"
+        call.refuse(WrongDtype, "on_true", actual, "tfloat32, int32 and uint32 are not supported")
 
 
 def _select_finish(call: Call, results: Results) -> Results:
@@ -122,12 +114,7 @@ def _select_finish(call: Call, results: Results) -> Results:
 @card(
     "vector",
     Operand("dst", "out"),
-    Operand(
-        "predicate",
-        "in",
-        dtypes=frozenset({"int8", "uint8", "int16", "uint16", "bool"}),
-        math="raw",
-    ),
+    Operand("predicate", "in", dtypes=frozenset({"int8", "uint8", "int16", "uint16", "bool"}), math="raw"),
     Operand("on_true", "in"),
     Operand("on_false", "in", scalar=True, column=True),
     Operand("reduce_res", "out", dtypes=FLOATS, optional=True, column=True),
@@ -142,16 +129,10 @@ def _select_finish(call: Call, results: Results) -> Results:
     finish=_select_finish,
 )
 def select_reduce(
-    dst: Target,
-    predicate: Array,
-    on_true: Array,
-    on_false: Array | float,
-    reduce_res: Target | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    reduce_op: Any = maximum,
-    reverse_pred: bool = False,
+    dst: Target, predicate: Array, on_true: Array, on_false: Array | float, reduce_res: Target | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle, reduce_op: Any = maximum, reverse_pred: bool = False,
     name: str | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array]:  # fmt: skip
     """Choose between a tile and a scalar or column; optionally keep a running maximum."""
     chosen = (predicate == 0) if reverse_pred else (predicate != 0)
     picked = np.where(chosen, on_true, np.asarray(on_false, np.float32))
@@ -162,12 +143,10 @@ def _range_limits(call: Call) -> None:
     start = call.args["range_start"]
     size = call.tensors["dst"].size // call.tensors["dst"].shape[0]
     if not isinstance(start, (int, np.integer)) or start < 0 or start + size > 2**24:
-        found = f"is {start!r} with {size} elements"
-        call.refuse(TileTooLarge, "range_start", found, "indices must stay below 2**24")
+        call.refuse(TileTooLarge, "range_start", f"is {start!r} with {size} elements", "indices must stay below 2**24")
     value = float(call.args["on_false_value"])
     if not math.isclose(value, FP32_MIN, rel_tol=1e-6):
-        found = f"is {value}"
-        call.refuse(WrongArgument, "on_false_value", found, f"the hardware takes {FP32_MIN}")
+        call.refuse(WrongArgument, "on_false_value", f"is {value}", f"the hardware takes {FP32_MIN}")
 
 
 def _range_finish(call: Call, results: Results) -> Results:
@@ -222,8 +201,8 @@ def _shuffle_rules(call: Call) -> None:
     for row in range(dst.shape[0]):
         source = int(mask[row % 32])
         if source != 255 and row // 32 * 32 + source >= src.shape[0]:
-            found = f"sends partition {row // 32 * 32 + source} to {row}"
-            call.refuse(WrongArgument, "shuffle_mask", found, f"src has {src.shape[0]} partitions")
+            actual = f"sends partition {row // 32 * 32 + source} to {row}"
+            call.refuse(WrongArgument, "shuffle_mask", actual, f"src has {src.shape[0]} partitions")
 
 
 @card(

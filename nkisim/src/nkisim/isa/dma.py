@@ -20,23 +20,23 @@ from nkisim.memory.tensor import NkiTensor
 
 
 def _descriptor_rules(call: Call) -> None:
-    mode, asked = call.args["dge_mode"], call.args["engine"]
+    mode, requested = call.args["dge_mode"], call.args["engine"]
     dynamics = [t._dynamic for t in call.tensors.values() if t._dynamic is not None]
     if differ(call) and any(t.dtype in PACKED | WIDE for t in call.tensors.values()):
-        found = f"is {call.tensors['dst'].dtype} and src is {call.tensors['src'].dtype}"
-        call.refuse(WrongDtype, "dst", found, "packed and 64-bit types copy as they are")
+        actual = f"is {call.tensors['dst'].dtype} and src is {call.tensors['src'].dtype}"
+        call.refuse(WrongDtype, "dst", actual, "packed and 64-bit types copy as they are")
     if mode is dge_mode.hwdge and differ(call):
-        found = "is hwdge between different dtypes"
-        call.refuse(WrongDtype, "dge_mode", found, "hwdge copies equal dtypes")
-    if asked is not engine.unknown and (mode is not dge_mode.hwdge or asked not in (engine.sync, engine.scalar)):
-        found = f"is {asked.name} with dge_mode.{mode.name}"
-        call.refuse(WrongEngine, "engine", found, "sync or scalar may issue hwdge copies")
+        call.refuse(WrongDtype, "dge_mode", "is hwdge between different dtypes", "hwdge copies equal dtypes")
+    may_issue = mode is dge_mode.hwdge and requested in (engine.sync, engine.scalar)
+    if requested is not engine.unknown and not may_issue:
+        actual = f"is {requested.name} with dge_mode.{mode.name}"
+        call.refuse(WrongEngine, "engine", actual, "sync or scalar may issue hwdge copies")
     if any(d.vector for d in dynamics) and mode not in (dge_mode.unknown, dge_mode.swdge):
-        found = f"is {mode.name} with a vector_offset"
-        call.refuse(WrongArgument, "dge_mode", found, "gathers and scatters need swdge")
+        actual = f"is {mode.name} with a vector_offset"
+        call.refuse(WrongArgument, "dge_mode", actual, "gathers and scatters need swdge")
     if dynamics and mode is dge_mode.none:
-        found = "is none with a run-time offset"
-        call.refuse(WrongArgument, "dge_mode", found, "run-time addresses need swdge or hwdge")
+        actual = "is none with a run-time offset"
+        call.refuse(WrongArgument, "dge_mode", actual, "run-time addresses need swdge or hwdge")
     if call.args["oob_mode"] is oob_mode.skip and not dynamics:
         call.refuse(WrongArgument, "oob_mode", "is skip without a run-time index", "use error")
 
@@ -56,8 +56,8 @@ def dma_copy(
     call = open_call(_COPY, {"dst": dst, "src": src, "priority": priority, "oob_mode": oob_mode,
                              "dge_mode": dge_mode, "engine": engine, "name": name})  # fmt: skip
     if dst.size != src.size:
-        found = f"has shape {src.shape}, {src.size} elements"
-        call.refuse(ShapeMismatch, "src", found, f"dst has {dst.shape}, {dst.size} elements")
+        actual = f"has shape {src.shape}, {src.size} elements"
+        call.refuse(ShapeMismatch, "src", actual, f"dst has {dst.shape}, {dst.size} elements")
     _descriptor_rules(call)
     skip = _skips(call)
     fetched = fetch(call, "src", src, skip)
@@ -94,8 +94,8 @@ def _transpose_rules(call: Call) -> tuple[int, ...]:
     dst, src = call.tensors["dst"], call.tensors["src"]
     order = _AXES.get(src.ndim)
     if order is None or (call.args["axes"] is not None and tuple(call.args["axes"]) != order):
-        found = f"is {call.args['axes']} for {src.ndim} dimensions"
-        call.refuse(WrongArgument, "axes", found, "(1,0), (2,1,0) and (3,1,2,0) exist")
+        actual = f"is {call.args['axes']} for {src.ndim} dimensions"
+        call.refuse(WrongArgument, "axes", actual, "(1,0), (2,1,0) and (3,1,2,0) exist")
     if dst.buffer.value != "sbuf":
         call.refuse(WrongSpace, "dst", f"is in {dst.buffer.value}", "it must be in SBUF")
     if dst.dtype != src.dtype:
@@ -114,16 +114,16 @@ def _transpose_rules(call: Call) -> tuple[int, ...]:
         call.core.warn("dma_transpose with dge_mode.none", text, Relaxed)
         call.args["dge_mode"] = dge_mode.unknown
     elif call.args["dge_mode"] is not dge_mode.unknown:
-        found = f"is {call.args['dge_mode'].name}"
-        call.refuse(WrongArgument, "dge_mode", found, "a direct transpose takes unknown or hwdge")
+        actual = f"is {call.args['dge_mode'].name}"
+        call.refuse(WrongArgument, "dge_mode", actual, "a direct transpose takes unknown or hwdge")
     return order
 
 
 def _hwdge_rules(call: Call, src: NkiTensor) -> None:
     if not hwdge_transposes(src):
         rows = (16,) if src.ndim == 2 else (1, 2, 4, 8, 16)
-        found = f"is {src.dtype} {src.shape} with hwdge"
-        call.refuse(ShapeMismatch, "src", found, f"2-byte types, shape[0] in {rows}, "
+        actual = f"is {src.dtype} {src.shape} with hwdge"
+        call.refuse(ShapeMismatch, "src", actual, f"2-byte types, shape[0] in {rows}, "
                     "shape[-1] <= 128, shape[0] * shape[-2] a multiple of 16")  # fmt: skip
 
 
@@ -131,19 +131,17 @@ def _indirect_rules(call: Call, src: NkiTensor) -> None:
     assert src._dynamic is not None
     index: NkiTensor = src._dynamic.source
     if call.args["dge_mode"] not in (dge_mode.unknown, dge_mode.swdge):
-        found = f"is {call.args['dge_mode'].name} with indices"
-        call.refuse(WrongArgument, "dge_mode", found, "an indirect transpose takes swdge")
+        actual = f"is {call.args['dge_mode'].name} with indices"
+        call.refuse(WrongArgument, "dge_mode", actual, "an indirect transpose takes swdge")
     if src.ndim == 4 and 1 not in src.shape[1:3]:
         call.refuse(ShapeMismatch, "src", f"has shape {src.shape}", "dim 1 or dim 2 must be 1")
     if src.shape[-1] > 128 or INFO[src.dtype].itemsize != 2 or src.shape[0] % 16:
-        found = f"is {src.dtype} {src.shape}"
         allowed = "2-byte types, shape[-1] <= 128, shape[0] a multiple of 16"
-        call.refuse(ShapeMismatch, "src", found, allowed)
+        call.refuse(ShapeMismatch, "src", f"is {src.dtype} {src.shape}", allowed)
     rows = index.shape[0]
     wide = index.ndim == 2 and index.shape[1] > 1
     if index.ndim != 2 or not 16 <= rows <= 128 or rows % 16 or (wide and rows != 128):
-        found = f"are {index.shape}"
-        call.refuse(ShapeMismatch, "src indices", found, "(16..128, 1) or (128, n) is needed")
+        call.refuse(ShapeMismatch, "src indices", f"are {index.shape}", "(16..128, 1) or (128, n) is needed")
     if index.dtype != "uint32":
         call.refuse(WrongDtype, "src indices", f"are {index.dtype}", "they are uint32")
 
@@ -185,17 +183,14 @@ def _compute_rules(call: Call, names: tuple[str, ...], how: tuple[Any, Any, bool
     for operand in names:
         tensor = call.tensors[operand]
         if tensor.size != dst.size:
-            found = f"has shape {tensor.shape}"
-            call.refuse(ShapeMismatch, operand, found, f"dst has {dst.shape}")
+            call.refuse(ShapeMismatch, operand, f"has shape {tensor.shape}", f"dst has {dst.shape}")
         if tensor._dynamic is not None and not tensor._dynamic.vector:
-            found = "has a run-time start"
-            call.refuse(IllegalView, operand, found, "addresses are static or vector_offset")
+            call.refuse(IllegalView, operand, "has a run-time start", "addresses are static or vector_offset")
     indirect = [n for n in names if call.tensors[n].is_indirect()]
     if indirect or dst.is_indirect():
         if len(names) != 2 or not unique:
-            found = f"has {len(names)} tensors, unique_indices={unique}"
             allowed = "an indexed sum takes 2 tensors and unique indices"
-            call.refuse(WrongArgument, "srcs", found, allowed)
+            call.refuse(WrongArgument, "srcs", f"has {len(names)} tensors, unique_indices={unique}", allowed)
         _modify_rules(call, dst, [call.tensors[n] for n in names])
         if dst.is_indirect():
             _unique(call, dst)
@@ -205,15 +200,15 @@ def _modify_rules(call: Call, dst: NkiTensor, srcs: list[NkiTensor]) -> None:
     """An indexed sum is dst[rows] += tile, or tile += src[rows]; one source is dst itself."""
     others = [s for s in srcs if not _same(s, dst)]
     if len(others) != 1:
-        found = f"has {len(srcs) - len(others)} sources that are dst"
-        call.refuse(WrongArgument, "srcs", found, "exactly one source of an indexed sum is dst")
+        actual = f"has {len(srcs) - len(others)} sources that are dst"
+        call.refuse(WrongArgument, "srcs", actual, "exactly one source of an indexed sum is dst")
     tile = others[0] if dst.is_indirect() else dst
     if tile.buffer.value != "sbuf" or tile.is_indirect():
         call.refuse(WrongSpace, "srcs", f"add a tile in {tile.buffer.value}", "it is a tile in SBUF")
 
 
 def _same(a: NkiTensor, b: NkiTensor) -> bool:
-    """Tell whether two views name the same elements, by the same indices."""
+    """Return whether two views name the same elements, by the same indices."""
     if a is b:
         return True
     sources = [t._dynamic.source if t._dynamic is not None else None for t in (a, b)]

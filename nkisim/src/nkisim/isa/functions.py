@@ -129,7 +129,7 @@ def _three_parts(number: Decimal) -> tuple[float, float, float]:
 _PARTS = _three_parts(_HALF_PI)
 
 
-def _quarter_turns(x: Wide) -> tuple[NDArray[np.int64], Wide]:
+def _quadrants(x: Wide) -> tuple[NDArray[np.int64], Wide]:
     """Return k and x - k * pi / 2, which is within +-pi / 4; the rest is NaN for values that are not finite."""
     near = np.abs(x) < 2.0**15
     k = np.rint(np.where(near, x, 0.0) * float(1 / _HALF_PI))
@@ -137,14 +137,14 @@ def _quarter_turns(x: Wide) -> tuple[NDArray[np.int64], Wide]:
     # k times each of the first two parts of pi / 2 is exact
     for part in _PARTS:
         rest = rest - k * part
-    turns = k.astype(np.int64)
+    quadrants = k.astype(np.int64)
     far = np.nonzero(~near & np.isfinite(x))
     with localcontext(_DIGITS):
         pairs = [divmod(Decimal(value) + _HALF_PI / 2, _HALF_PI) for value in np.abs(x[far]).tolist()]
         sign = np.sign(x[far])
-        turns[far] = sign * np.array([int(quotient % 4) for quotient, _ in pairs])
+        quadrants[far] = sign * np.array([int(quotient % 4) for quotient, _ in pairs])
         rest[far] = sign * np.array([float(remainder - _HALF_PI / 2) for _, remainder in pairs])
-    return turns, rest
+    return quadrants, rest
 
 
 def _factorials(first: int) -> list[float]:
@@ -158,13 +158,13 @@ def _factorials(first: int) -> list[float]:
 
 def _sin_cos(x: Wide) -> tuple[Wide, Wide]:
     """Return sin and cos."""
-    turns, rest = _quarter_turns(x)
+    quadrants, rest = _quadrants(x)
     square = rest * rest
     sine, cosine = rest * _series(square, _factorials(1)), _series(square, _factorials(0))
-    odd = (turns & 1).astype(bool)
+    odd = (quadrants & 1).astype(bool)
     sines = np.where(odd, cosine, sine)
     cosines = np.where(odd, sine, cosine)
-    return np.where(turns & 2, -sines, sines), np.where((turns + 1) & 2, -cosines, cosines)
+    return np.where(quadrants & 2, -sines, sines), np.where((quadrants + 1) & 2, -cosines, cosines)
 
 
 def sin(x: Wide) -> Wide:

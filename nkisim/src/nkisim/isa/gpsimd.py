@@ -34,13 +34,11 @@ _INT32 = (-(2**31), 2**31 - 1)
 def _pattern(call: Call) -> None:
     pattern = call.args["pattern"]
     if not 1 <= len(pattern) <= 4 or any(len(p) != 2 for p in pattern):
-        found = f"is {pattern}"
-        call.refuse(WrongArgument, "pattern", found, "one to four pairs [step, num] are needed")
+        call.refuse(WrongArgument, "pattern", f"is {pattern}", "one to four pairs [step, num] are needed")
     count = int(np.prod([num for _, num in pattern], dtype=np.int64))
     tensor = call.tensors["dst"]
     if count != per_partition(tensor):
-        found = f"makes {count} elements"
-        call.refuse(ShapeMismatch, "pattern", found, f"dst has {per_partition(tensor)}")
+        call.refuse(ShapeMismatch, "pattern", f"makes {count} elements", f"dst has {per_partition(tensor)}")
     for name in ("offset", "channel_multiplier"):
         if not _INT32[0] <= int(call.args[name]) <= _INT32[1]:
             call.refuse(WrongArgument, name, f"is {call.args[name]}", "it is an int32")
@@ -56,13 +54,7 @@ def _affine(rows: int, pattern: Pattern, offset: int, multiplier: int) -> Array:
 
 
 @card("gpsimd", Operand("dst", "out", spaces=SBUF), rules=(_pattern,))
-def iota(
-    dst: Target,
-    pattern: Pattern,
-    offset: int = 0,
-    channel_multiplier: int = 0,
-    name: str | None = None,
-) -> Array:
+def iota(dst: Target, pattern: Pattern, offset: int = 0, channel_multiplier: int = 0, name: str | None = None) -> Array:
     """Generate an affine pattern of indices."""
     return _affine(dst.shape[0], pattern, offset, channel_multiplier)
 
@@ -74,15 +66,9 @@ def iota(
     rules=(same_elements("dst", "on_true_tile"), operator("cmp_op", COMPARISONS), _pattern),
 )
 def affine_select(
-    dst: Target,
-    pattern: Pattern,
-    channel_multiplier: int,
-    on_true_tile: Array,
-    on_false_value: float,
-    cmp_op: Any = equal,
-    offset: int = 0,
-    name: str | None = None,
-) -> Array:
+    dst: Target, pattern: Pattern, channel_multiplier: int, on_true_tile: Array, on_false_value: float,
+    cmp_op: Any = equal, offset: int = 0, name: str | None = None,
+) -> Array:  # fmt: skip
     """Keep elements where an affine function of the indices compares true to 0."""
     value = _affine(dst.shape[0], pattern, offset, channel_multiplier)
     return np.where(cmp_op.fn(value, 0) != 0, on_true_tile, np.float32(on_false_value))
@@ -98,8 +84,8 @@ def _gather_inside(call: Call) -> None:
     indices, data = call.tensors["indices"], call.tensors["data"]
     values = access.read(call.core, indices, call.who("indices"))
     if values.size and int(values.max()) >= per_partition(data):
-        found = f"holds {int(values.max())}"
-        call.refuse(DynamicOutOfRange, "indices", found, f"data has {per_partition(data)} elements")
+        actual = f"holds {int(values.max())}"
+        call.refuse(DynamicOutOfRange, "indices", actual, f"data has {per_partition(data)} elements")
 
 
 @card(
@@ -121,19 +107,18 @@ def _local_rules(call: Call) -> None:
     if index.dtype != "uint16":
         call.refuse(WrongDtype, "index", f"is {index.dtype}", "it is uint16")
     if source.shape[0] % group or index.shape[0] != source.shape[0]:
-        found = f"has {index.shape[0]} partitions, src_buffer {source.shape[0]}"
-        call.refuse(ShapeMismatch, "index", found, f"equal multiples of {group} are needed")
+        actual = f"has {index.shape[0]} partitions, src_buffer {source.shape[0]}"
+        call.refuse(ShapeMismatch, "index", actual, f"equal multiples of {group} are needed")
     if width not in (1, 2, 4, 8, 16, 32):
         call.refuse(WrongArgument, "num_elem_per_idx", f"is {width}", "1, 2, 4, 8, 16 or 32")
-    most = per_partition(index) * group
+    limit = per_partition(index) * group
     count = call.args["num_valid_indices"]
-    count = most if count is None else int(count)
-    if not 0 < count <= min(most, 4096):
-        found = f"is {count}"
-        call.refuse(TileTooLarge, "num_valid_indices", found, f"1 to {min(most, 4096)} are allowed")
+    count = limit if count is None else int(count)
+    if not 0 < count <= min(limit, 4096):
+        call.refuse(TileTooLarge, "num_valid_indices", f"is {count}", f"1 to {min(limit, 4096)} are allowed")
     if per_partition(dst) != count * width:
-        found = f"has {per_partition(dst)} elements per partition"
-        call.refuse(ShapeMismatch, "dst", found, f"{count} indices of {width} make {count * width}")
+        actual = f"has {per_partition(dst)} elements per partition"
+        call.refuse(ShapeMismatch, "dst", actual, f"{count} indices of {width} make {count * width}")
     call.args["num_valid_indices"] = count
 
 
@@ -145,9 +130,8 @@ def _local_inside(call: Call) -> None:
     for first in range(0, index.shape[0], group):
         flat = taken[first : first + group].T.reshape(-1)[:count]
         if int(flat.max()) + width > per_partition(source):
-            found = f"holds {int(flat.max())}"
             allowed = f"src_buffer has {per_partition(source)} elements per partition"
-            call.refuse(DynamicOutOfRange, "index", found, allowed)
+            call.refuse(DynamicOutOfRange, "index", f"holds {int(flat.max())}", allowed)
 
 
 @card(
@@ -159,13 +143,9 @@ def _local_inside(call: Call) -> None:
     values=(_local_inside,),
 )
 def local_gather(
-    dst: Target,
-    src_buffer: Array,
-    index: Array,
-    num_elem_per_idx: int = 1,
-    num_valid_indices: int | None = None,
+    dst: Target, src_buffer: Array, index: Array, num_elem_per_idx: int = 1, num_valid_indices: int | None = None,
     name: str | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """Gather in groups of 16 partitions, all partitions of a group by the same index list."""
     result = np.empty(dst.shape, src_buffer.dtype)
     for first in range(0, dst.shape[0], 16):
@@ -179,8 +159,7 @@ def local_gather(
 def _partition_rules(call: Call) -> None:
     dst, data, op = call.tensors["dst"], call.tensors["data"], call.args["op"]
     if dst.shape[0] != 1 or per_partition(dst) != per_partition(data):
-        found = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"(1, {per_partition(data)}) is the result")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"(1, {per_partition(data)}) is the result")
     if op.kind == "bitvec" and not data.dtype.startswith(("int", "uint")):
         call.refuse(WrongDtype, "data", f"is {data.dtype}", "bitvec operators take integers")
 
@@ -206,11 +185,9 @@ _SEGMENT = frozenset({"float32", "int32"})
 def _bounds_rules(call: Call) -> None:
     dst, ids = call.tensors["dst"], call.tensors["segment_ids"]
     if ids.shape[0] != 1 or dst.shape[0] != 1:
-        found = f"has {ids.shape[0]} partitions"
-        call.refuse(ShapeMismatch, "segment_ids", found, "one partition is processed")
+        call.refuse(ShapeMismatch, "segment_ids", f"has {ids.shape[0]} partitions", "one partition is processed")
     if per_partition(dst) != 2 * per_partition(ids):
-        found = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"(1, 2, {per_partition(ids)}) is the result")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"(1, 2, {per_partition(ids)}) is the result")
 
 
 @card(
@@ -236,8 +213,8 @@ def sequence_bounds(dst: Target, segment_ids: Array, name: str | None = None) ->
 def _nonzero_rules(call: Call) -> None:
     dst, source = call.tensors["dst"], call.tensors["src"]
     if per_partition(dst) != per_partition(source) + 1:
-        found = f"has {per_partition(dst)} elements per partition"
-        call.refuse(ShapeMismatch, "dst", found, f"src has {per_partition(source)}, one less")
+        actual = f"has {per_partition(dst)} elements per partition"
+        call.refuse(ShapeMismatch, "dst", actual, f"src has {per_partition(source)}, one less")
     for name in ("index_offset", "padding_val"):
         value = call.args[name]
         if not isinstance(value, (int, np.integer)) or not _INT32[0] <= value <= _INT32[1]:
@@ -265,9 +242,9 @@ def nonzero_with_count(
     result = np.full(dst.shape, padding_val, np.int32)
     where = np.zeros(dst.shape, bool)
     for row in range(0, dst.shape[0], 16):
-        found = np.flatnonzero(src[row])
-        result[row, : len(found)] = found + index_offset
-        result[row, -1] = len(found)
+        output = np.flatnonzero(src[row])
+        result[row, : len(output)] = output + index_offset
+        result[row, -1] = len(output)
         where[row] = True
     return Masked(result, where)
 
@@ -276,12 +253,10 @@ def _topk_rules(call: Call) -> None:
     source, values, n = call.tensors["src"], call.tensors["val_dst"], call.args["n"]
     k = per_partition(values)
     if source.shape[0] % 16:
-        found = f"has {source.shape[0]} partitions"
-        call.refuse(ShapeMismatch, "src", found, "a multiple of 16 is needed")
+        call.refuse(ShapeMismatch, "src", f"has {source.shape[0]} partitions", "a multiple of 16 is needed")
     if not 8 <= n < 65536 or per_partition(source) < -(-n // 16):
-        found = f"is {n} with {per_partition(source)} elements per partition"
         allowed = "8 to 65535 that fit 16 partitions are allowed"
-        call.refuse(WrongArgument, "n", found, allowed)
+        call.refuse(WrongArgument, "n", f"is {n} with {per_partition(source)} elements per partition", allowed)
     if not 1 <= k < 32768 or k > n:
         call.refuse(TileTooLarge, "val_dst", f"has {k} elements", f"1 to {min(n, 32767)} results")
 

@@ -21,7 +21,7 @@ class NkiInstruction(NKIObject):
         """Make this instruction start after the producers ended.
 
         Raises:
-            LoopMisuse: the edge crosses the border of a dynamic loop.
+            LoopMisuse: the edge crosses the boundary of a dynamic loop.
         """
         core, index = self.handle
         for producer in producers:
@@ -29,7 +29,7 @@ class NkiInstruction(NKIObject):
                 raise LoopMisuse(
                     "depends_on",
                     None,
-                    "crosses the border of a dynamic loop",
+                    "crosses the boundary of a dynamic loop",
                     "order instructions of the same loop level",
                 )
             other, position = producer.handle

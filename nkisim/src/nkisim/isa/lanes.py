@@ -42,19 +42,19 @@ def update(call: Call, partial: Array, op: str, load: Array | float | None = Non
     if command is reduce_cmd.load_reduce:
         value = _COMBINE[op](np.asarray(load, np.float32), partial)
     elif command is reduce_cmd.reduce:
-        value = _COMBINE[op](held(call, rows), partial)
+        value = _COMBINE[op](read(call, rows), partial)
     elif command is reduce_cmd.reset:
         value = np.full_like(partial, START[op])
     else:
         value = partial
-    if lanes.held is None:
+    if lanes.operator is None:
         lanes.values[...] = np.nan
     lanes.values[rows] = value
-    lanes.held, lanes.lost_to = op, None
+    lanes.operator, lanes.lost_to = op, None
     return value
 
 
-def held(call: Call, rows: slice) -> Array:
+def read(call: Call, rows: slice) -> Array:
     """Return the registers' values.
 
     Raises:
@@ -62,7 +62,7 @@ def held(call: Call, rows: slice) -> Array:
     """
     lanes = call.core.registers(call.engine)
     values = lanes.values[rows]
-    if lanes.held is None:
+    if lanes.operator is None:
         why = f"were left undefined by {lanes.lost_to}" if lanes.lost_to else "were never reset"
         call.refuse(AccumulatorUndefined, "reduction registers", why, "use reset_reduce first")
     return values
@@ -71,7 +71,7 @@ def held(call: Call, rows: slice) -> Array:
 def lose(call: Call) -> None:
     """Mark the registers undefined: an idle instruction may clobber them (manual)."""
     lanes = call.core.registers(call.engine)
-    lanes.held, lanes.lost_to = None, call.card.op
+    lanes.operator, lanes.lost_to = None, call.card.op
 
 
 def commands(*allowed: reduce_cmd) -> Rule:
@@ -79,8 +79,7 @@ def commands(*allowed: reduce_cmd) -> Rule:
 
     def rule(call: Call) -> None:
         if call.args["reduce_cmd"] not in allowed:
-            found = f"is {call.args['reduce_cmd']}"
             options = ", ".join(c.name for c in allowed)
-            call.refuse(WrongArgument, "reduce_cmd", found, f"it can be {options}")
+            call.refuse(WrongArgument, "reduce_cmd", f"is {call.args['reduce_cmd']}", f"it can be {options}")
 
     return rule

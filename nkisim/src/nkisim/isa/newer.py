@@ -47,9 +47,8 @@ def _scales(call: Call, name: str, rows: int, columns: int) -> None:
     """Check the shape of scales."""
     scale = call.tensors[name]
     if scale.shape[0] not in ((4, 32) if rows == 32 else (rows,)) or per_partition(scale) != columns:
-        found = f"has shape {scale.shape}"
         allowed = f"{rows} partitions have {columns} scales each on the first four partitions of every 32"
-        call.refuse(ShapeMismatch, name, found, allowed)
+        call.refuse(ShapeMismatch, name, f"has shape {scale.shape}", allowed)
 
 
 def _quadrants(call: Call, name: str) -> int:
@@ -62,12 +61,12 @@ def _quadrants(call: Call, name: str) -> int:
 def _product_shapes(call: Call) -> None:
     rows, moving, dst = _quadrants(call, "stationary"), call.tensors["moving"], call.tensors["dst"]
     m, n = per_partition(call.tensors["stationary"]), per_partition(moving)
-    most = 512 if dst.dtype == "float32" else 1024
-    if m % 2 or m > 128 or n > most:
-        call.refuse(TileTooLarge, "stationary and moving", f"have {m} and {n} columns", f"even ones to 128, and {most}")
+    limit = 512 if dst.dtype == "float32" else 1024
+    if m % 2 or m > 128 or n > limit:
+        call.refuse(TileTooLarge, "stationary and moving", f"have {m} and {n} columns", f"even to 128, and {limit}")
     if moving.shape[0] != rows or dst.shape[0] != m or per_partition(dst) != n:
-        found = f"has shape {dst.shape} and moving {moving.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"the product over {rows} partitions is ({m}, {n})")
+        actual = f"has shape {dst.shape} and moving {moving.shape}"
+        call.refuse(ShapeMismatch, "dst", actual, f"the product over {rows} partitions is ({m}, {n})")
     for name, columns in (("stationary", m), ("moving", n)):
         _scales(call, f"{name}_scale", rows, columns)
 
@@ -179,7 +178,7 @@ def _activated(call: Call, results: Results) -> Results:
     partial = total(data) if kind == "add" else getattr(np, kind).reduce(data, axis=1, keepdims=True)
     if call.args["reduce_cmd"] is not reduce_cmd.idle:
         return [value, lanes.update(call, partial, kind)]
-    return [value, lanes.held(call, lanes.first_lane(call, "dst")) if "reduce_res" in call.tensors else None]
+    return [value, lanes.read(call, lanes.first_lane(call, "dst")) if "reduce_res" in call.tensors else None]
 
 
 @card(
@@ -259,8 +258,8 @@ def _range(call: Call) -> None:
 def _uniform(call: Call, results: Results) -> Results:
     low, high = (np.asarray(bound, np.float32) for bound in results[0])
     dst = call.tensors["dst"]
-    drawn = generator(call.core).random((dst.shape[0], per_partition(dst)), dtype=np.float32)
-    return [low + (high - low) * drawn]
+    numbers = generator(call.core).random((dst.shape[0], per_partition(dst)), dtype=np.float32)
+    return [low + (high - low) * numbers]
 
 
 @card(
@@ -275,5 +274,5 @@ def _uniform(call: Call, results: Results) -> Results:
 def rand2(
     dst: Target, min: Array | float, max: Array | float, name: str | None = None
 ) -> tuple[tuple[Array | float, Array | float]]:
-    """Draw uniform numbers of [min, max); the generator is a stand-in, as that of rng is."""
+    """Generate uniform numbers of [min, max); the generator is a stand-in, as that of rng is."""
     return ((min, max),)

@@ -16,18 +16,18 @@ import numpy as np
 from nkisim.core import access
 from nkisim.enums import ENGINE_NAMES, engine
 from nkisim.errors import IllegalView, NeedsNewerCore, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongSpace
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.statement import REACH, Call, Operand, Target
 from nkisim.memory.memory import check_start
 from nkisim.memory.tensor import NkiTensor
 from nkisim.memory.views import MOST_DIMS, MOST_STRIDE
 
-# plans kept per instruction before it starts anew
+# plans cached per instruction before it starts anew
 MOST = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Decided:
+class ResolvedRules:
     """The outcome of an instruction's rules."""
 
     engine: str
@@ -42,7 +42,7 @@ class Decided:
     work: Mapping[str, object] | None = None
 
 
-def look(call: Call) -> tuple[Any, ...]:
+def cache_key(call: Call) -> tuple[Any, ...]:
     """Settle run-time addresses, collect the tensors, and return the values that the rules may depend on."""
     args, tensors = call.args, call.tensors
     key: list[Any] = [call.core.rules_key, call.core.hardware_gaps]
@@ -53,7 +53,7 @@ def look(call: Call) -> tuple[Any, ...]:
                 if value._dynamic is not None:
                     value = _settle(call, name, value)
                 tensors[name] = value
-            key.append(value._looks or value._look())
+            key.append(value._signature or value._read_signature())
         else:
             key.append(value.__class__)
             key.append(value)
@@ -63,7 +63,7 @@ def look(call: Call) -> tuple[Any, ...]:
 def _settle(call: Call, name: str, tensor: NkiTensor) -> NkiTensor:
     who = call.who(name)
     note_index(call, tensor)
-    settled = access.settle(call.core, tensor, who)
+    settled = access.resolve_dynamic_offset(call.core, tensor, who)
     if settled is None:
         raise access.out_of_range(call.core, tensor, who)
     return settled
@@ -77,7 +77,7 @@ def note_index(call: Call, tensor: NkiTensor) -> None:
             call.indices.append(tensor._dynamic.source)
 
 
-def make(call: Call) -> Decided:
+def make(call: Call) -> ResolvedRules:
     """Run every check and rule, and note their decisions.
 
     Raises:
@@ -100,12 +100,12 @@ def make(call: Call) -> Decided:
             _check(call, operand, tensor)
     for rule in card.rules:
         rule(call)
-    doubts.of_operands(call)
+    ambiguities.of_operands(call)
     auto = card.math(call) if card.math is not None else "fp32"
     return _noted(call, before, auto)
 
 
-def _noted(call: Call, before: dict[str, Any], auto: str) -> Decided:
+def _noted(call: Call, before: dict[str, Any], auto: str) -> ResolvedRules:
     reads, writes, targets = [], [], {}
     for operand in call.card.operands:
         name, tensor = operand.name, call.tensors.get(operand.name)
@@ -121,7 +121,7 @@ def _noted(call: Call, before: dict[str, Any], auto: str) -> Decided:
             flat = operand.shaped or tensor.ndim == 2
             reads.append((name, call.who(name), raw, flat, operand.checked))
     resolved = {n: v for n, v in call.args.items() if v is not before[n]}
-    return Decided(call.engine, resolved, tuple(reads), tuple(writes), targets)
+    return ResolvedRules(call.engine, resolved, tuple(reads), tuple(writes), targets)
 
 
 def _missing(call: Call, operand: Operand, value: object) -> NoReturn:
@@ -131,12 +131,12 @@ def _missing(call: Call, operand: Operand, value: object) -> NoReturn:
 
 def _engine(call: Call) -> str:
     engines = call.card.engines
-    asked = call.args.get("engine", engine.unknown)
-    if asked is engine.unknown:
+    requested = call.args.get("engine", engine.unknown)
+    if requested is engine.unknown:
         return call.card.pick(call) if call.card.pick else engines[0]
-    name = ENGINE_NAMES.get(asked)
+    name = ENGINE_NAMES.get(requested)
     if name is None:
-        call.refuse(WrongArgument, "engine", f"is {asked!r}", "pass a member of nki.isa.engine")
+        call.refuse(WrongArgument, "engine", f"is {requested!r}", "pass a member of nki.isa.engine")
     if name not in engines:
         call.refuse(WrongEngine, "engine", f"is {name}", f"it runs on {', '.join(engines)}")
     return name
@@ -146,21 +146,18 @@ def _check(call: Call, operand: Operand, tensor: NkiTensor) -> None:
     space, reach = tensor.buffer.value, REACH[call.engine]
     if space not in operand.spaces or space not in reach:
         allowed = ", ".join(sorted(operand.spaces & reach))
-        found = f"is in {space}"
-        call.refuse(WrongSpace, operand.name, found, f"{call.engine} takes it from {allowed}")
+        call.refuse(WrongSpace, operand.name, f"is in {space}", f"{call.engine} takes it from {allowed}")
     # OCP's e4m3 came with NeuronCore-v4, in the places of the older one
     newer = tensor.dtype == "float8_e4m3fn" and "float8_e4m3" in operand.dtypes and call.core.geometry.generation > 3
     if tensor.dtype not in operand.dtypes and not newer:
-        allowed = f"it can be {', '.join(sorted(operand.dtypes))}"
-        call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", allowed)
+        call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", f"it can be {', '.join(sorted(operand.dtypes))}")
     if tensor.offset and call.engine != "dma" and tensor._on_chip:
         start = tensor.offset // tensor._row() + tensor._storage.info.start_partition
         if start:
             check_start(start, tensor.shape[0], call.core.geometry, call.who(operand.name))
-    beyond = (tensor._looks or tensor._look())[4]
+    beyond = (tensor._signature or tensor._read_signature())[4]
     if beyond and call.engine != "dma":
         allowed = f"an engine walks {MOST_DIMS} dimensions with steps up to {MOST_STRIDE} elements"
         call.refuse(IllegalView, operand.name, beyond, allowed)
     if operand.column and tensor.size != tensor.shape[0]:
-        found = f"has shape {tensor.shape}"
-        call.refuse(ShapeMismatch, operand.name, found, "one element per partition is needed")
+        call.refuse(ShapeMismatch, operand.name, f"has shape {tensor.shape}", "one element per partition is needed")

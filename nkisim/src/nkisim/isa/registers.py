@@ -8,7 +8,7 @@ from nkisim.core import access
 from nkisim.core.context import current, register, since
 from nkisim.dtypes import COMPUTED, INFO
 from nkisim.errors import ShapeMismatch, WrongArgument, WrongDtype, WrongSpace
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.statement import DMA, Call, Card, Operand
@@ -57,12 +57,11 @@ def _register(value: object, op: str, operand: str) -> None:
 
 def _one_element(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if tensor.__class__ is not NkiTensor or tensor.size != 1:
-        found = f"is {tensor!r:.60}"
-        call.refuse(ShapeMismatch, operand, found, "a tensor with exactly one element is needed")
+        call.refuse(ShapeMismatch, operand, f"is {tensor!r:.60}", "a tensor with exactly one element is needed")
     if tensor.buffer.value not in DMA:
         call.refuse(WrongSpace, operand, f"is in {tensor.buffer.value}", "HBM or SBUF is needed")
     if tensor._dynamic is not None:
-        settled = access.settle(call.core, tensor, call.who(operand))
+        settled = access.resolve_dynamic_offset(call.core, tensor, call.who(operand))
         if settled is None:
             raise access.out_of_range(call.core, tensor, call.who(operand))
         tensor = settled
@@ -111,8 +110,8 @@ def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
         allowed = "an NkiScalar is needed; nisa.memset writes a constant, nisa.register_store a register"
         call.refuse(WrongArgument, "value", f"is {value!r:.60}", allowed)
     if value.dtype != tensor.dtype:
-        found = f"is {tensor.dtype} and the scalar is {value.dtype}"
-        call.refuse(WrongDtype, "dst", found, "store at the scalar's own width and convert in memory")
+        actual = f"is {tensor.dtype} and the scalar is {value.dtype}"
+        call.refuse(WrongDtype, "dst", actual, "store at the scalar's width and convert in memory")
     access.write(call.core, tensor, np.array(value.value("scalar_store"), tensor.dtype), call.who("dst"))
     record(call)
 
@@ -125,5 +124,7 @@ def _one_by_one(call: Call, operand: str, tensor: NkiTensor) -> NkiTensor:
     if checked.dtype not in _SCALARS:
         call.refuse(WrongDtype, operand, f"is {checked.dtype}", "it is int32 or int64, not unsigned")
     if call.core.recording:
-        doubts.doubt(call, "its time, arithmetic of scalars included, is that of a register", "what it takes")
+        ambiguities.warn_ambiguous(
+            call, "its time, arithmetic of scalars included, is that of a register", "what it takes"
+        )
     return checked

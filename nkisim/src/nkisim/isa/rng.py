@@ -24,21 +24,21 @@ STATE = 6
 
 def generator(core: Core) -> np.random.Generator:
     """The Vector Engine's stand-in of a core."""
-    found = core.random.get("vector")
-    if found is None:
-        found = np.random.default_rng([core.policy.seed, core.number])
-        core.random["vector"] = found
-    return found
+    result = core.random.get("vector")
+    if result is None:
+        result = np.random.default_rng([core.policy.seed, core.number])
+        core.random["vector"] = result
+    return result
 
 
 def _lanes(core: Core) -> NDArray[np.uint32]:
-    found = core.random.get("gpsimd")
-    if found is None:
+    result = core.random.get("gpsimd")
+    if result is None:
         start = np.random.default_rng([core.policy.seed, core.number, 1])
         size = (core.geometry.partitions, STATE)
-        found = start.integers(1, 2**32, size=size, dtype=np.uint64).astype(np.uint32)
-        core.random["gpsimd"] = found
-    return found
+        result = start.integers(1, 2**32, size=size, dtype=np.uint64).astype(np.uint32)
+        core.random["gpsimd"] = result
+    return result
 
 
 def xorwow(state: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
@@ -109,16 +109,10 @@ def _seeded(call: Call, results: Results) -> Results:
 
 def _one(call: Call) -> None:
     if call.tensors["src_seeds"].size != 1:
-        found = f"has shape {call.tensors['src_seeds'].shape}"
-        call.refuse(ShapeMismatch, "src_seeds", found, "[1, 1] is needed")
+        call.refuse(ShapeMismatch, "src_seeds", f"has shape {call.tensors['src_seeds'].shape}", "[1, 1] is needed")
 
 
-@card(
-    "vector",
-    Operand("src_seeds", "in", spaces=ON_CHIP, dtypes=_WORDS, math="raw"),
-    rules=(_one,),
-    finish=_seeded,
-)
+@card("vector", Operand("src_seeds", "in", spaces=ON_CHIP, dtypes=_WORDS, math="raw"), rules=(_one,), finish=_seeded)
 def set_rng_seed(src_seeds: Array, name: str | None = None) -> Array:
     """Seed the Vector Engine's generator."""
     return np.ascontiguousarray(src_seeds)

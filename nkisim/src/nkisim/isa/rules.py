@@ -36,8 +36,8 @@ def newer(argument: str) -> Rule:
 
     def rule(call: Call) -> None:
         if not call.core.policy.traced and call.args[argument] != call.card.defaults[argument]:
-            found = f"is {call.args[argument]!r:.60} and came with NKI 0.7"
-            call.refuse(OtherVersion, argument, found, "leave it out in 0.6, or choose 0.7 (NKISIM_NKI)")
+            actual = f"is {call.args[argument]!r:.60} and came with NKI 0.7"
+            call.refuse(OtherVersion, argument, actual, "leave it out in 0.6, or choose 0.7 (NKISIM_NKI)")
 
     return rule
 
@@ -59,8 +59,8 @@ def same_partitions(*names: str) -> Rule:
             if first is None:
                 first = (name, tensor.shape[0])
             elif tensor.shape[0] != first[1]:
-                found = f"has {tensor.shape[0]} partitions, shape {tensor.shape}"
-                call.refuse(ShapeMismatch, name, found, f"{first[0]} has {first[1]} partitions")
+                actual = f"has {tensor.shape[0]} partitions, shape {tensor.shape}"
+                call.refuse(ShapeMismatch, name, actual, f"{first[0]} has {first[1]} partitions")
 
     return rule
 
@@ -80,9 +80,8 @@ def same_elements(*names: str) -> Rule:
             elif tensor.shape != first.shape:
                 partitions(call)
                 if tensor.size != first.size:
-                    found = f"has {per_partition(tensor)} elements per partition"
                     allowed = f"{names[0]} has {per_partition(first)}"
-                    call.refuse(ShapeMismatch, name, found, allowed)
+                    call.refuse(ShapeMismatch, name, f"has {per_partition(tensor)} elements per partition", allowed)
 
     return rule
 
@@ -94,8 +93,7 @@ def same_dtype(*names: str) -> Rule:
         present = [(n, call.tensors[n].dtype) for n in names if n in call.tensors]
         for name, dtype in present[1:]:
             if dtype != present[0][1]:
-                allowed = f"{present[0][0]} is {present[0][1]} and they must agree"
-                call.refuse(WrongDtype, name, f"is {dtype}", allowed)
+                call.refuse(WrongDtype, name, f"is {dtype}", f"{present[0][0]} is {present[0][1]} and they must agree")
 
     return rule
 
@@ -110,7 +108,7 @@ def not_both_psum(a: str, b: str) -> Rule:
     return rule
 
 
-def elements(name: str, exactly: int = 0, most: int = 0, least: int = 0) -> Rule:
+def elements(name: str, exactly: int = 0, maximum: int = 0, minimum: int = 0) -> Rule:
     """A tensor has a given number of elements per partition."""
 
     def rule(call: Call) -> None:
@@ -118,24 +116,23 @@ def elements(name: str, exactly: int = 0, most: int = 0, least: int = 0) -> Rule
         if tensor is None:
             return
         count = per_partition(tensor)
-        found = f"has {count} elements per partition"
+        actual = f"has {count} elements per partition"
         if exactly and count != exactly:
-            call.refuse(ShapeMismatch, name, found, f"exactly {exactly} are needed")
-        if (most and count > most) or count < least:
-            limit = f"{least} to {most}" if least else f"at most {most}"
-            call.refuse(TileTooLarge, name, found, f"{limit} can be processed")
+            call.refuse(ShapeMismatch, name, actual, f"exactly {exactly} are needed")
+        if (maximum and count > maximum) or count < minimum:
+            limit = f"{minimum} to {maximum}" if minimum else f"at most {maximum}"
+            call.refuse(TileTooLarge, name, actual, f"{limit} can be processed")
 
     return rule
 
 
-def rank(name: str, most: int) -> Rule:
+def rank(name: str, maximum: int) -> Rule:
     """A tensor has at most a given number of dimensions."""
 
     def rule(call: Call) -> None:
         tensor = call.tensors.get(name)
-        if tensor is not None and tensor.ndim > most:
-            found = f"has {tensor.ndim} dimensions"
-            call.refuse(ShapeMismatch, name, found, f"at most {most} are allowed")
+        if tensor is not None and tensor.ndim > maximum:
+            call.refuse(ShapeMismatch, name, f"has {tensor.ndim} dimensions", f"at most {maximum} are allowed")
 
     return rule
 
@@ -154,8 +151,7 @@ def operator(name: str, allowed: Iterable[str], optional: bool = False) -> Rule:
         if op.name not in names and not gap and not (newer and NEWER.get(op.name) in names):
             if op.name in NEWER and not newer:
                 raise NeedsNewerCore(f"{call.card.op} with nl.{op.name}")
-            found = f"is nl.{op.name}"
-            call.refuse(WrongOperator, name, found, f"it can be {', '.join(sorted(names))}")
+            call.refuse(WrongOperator, name, f"is nl.{op.name}", f"it can be {', '.join(sorted(names))}")
         call.args[name] = op
 
     return rule
@@ -171,7 +167,7 @@ def integers_for_bitvec(op_name: str, *names: str) -> Rule:
         for name in names:
             tensor = call.tensors.get(name)
             if tensor is not None and tensor.dtype not in INTS:
-                found = f"is {tensor.dtype} with the bitvec operator {op.name}"
-                call.refuse(WrongDtype, name, found, "bitvec operators take integers")
+                actual = f"is {tensor.dtype} with the bitvec operator {op.name}"
+                call.refuse(WrongDtype, name, actual, "bitvec operators take integers")
 
     return rule

@@ -9,8 +9,8 @@ from nkisim.enums import engine, reduce_cmd
 from nkisim.errors import WrongArgument
 from nkisim.isa import lanes
 from nkisim.isa.activations import ON_SCALAR_ENGINE, VALID
+from nkisim.isa.ambiguities import of_bias
 from nkisim.isa.card import card
-from nkisim.isa.doubts import of_bias
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.operators import Op
 from nkisim.isa.rules import operator, same_elements, same_partitions
@@ -26,8 +26,7 @@ def reduction(call: Call) -> None:
     """A command that reduces has an operator."""
     command = call.args["reduce_cmd"]
     if command in (reduce_cmd.reduce, reduce_cmd.reset_reduce) and call.args["reduce_op"] is None:
-        found = f"is None with reduce_cmd.{command.name}"
-        call.refuse(WrongArgument, "reduce_op", found, "nl.add is needed")
+        call.refuse(WrongArgument, "reduce_op", f"is None with reduce_cmd.{command.name}", "nl.add is needed")
 
 
 def _finish(call: Call, results: Results) -> Results:
@@ -35,7 +34,7 @@ def _finish(call: Call, results: Results) -> Results:
     if call.args["reduce_cmd"] is not reduce_cmd.idle:
         total = lanes.update(call, total, "add")
     elif call.tensors.get("reduce_res") is not None:
-        total = lanes.held(call, lanes.first_lane(call, "dst"))
+        total = lanes.read(call, lanes.first_lane(call, "dst"))
     op = call.args["op"]
     if op.name in VALID and op.name not in call.core.warned:
         _range(call, op.name)
@@ -100,15 +99,9 @@ def activation(
 
 
 def activation_reduce(
-    dst: NkiTensor,
-    op: Token,
-    data: NkiTensor,
-    reduce_op: Token,
-    reduce_res: NkiTensor,
-    bias: NkiTensor | float | None = None,
-    scale: NkiTensor | float = 1.0,
-    name: str | None = None,
-) -> NkiInstruction:
+    dst: NkiTensor, op: Token, data: NkiTensor, reduce_op: Token, reduce_res: NkiTensor,
+    bias: NkiTensor | float | None = None, scale: NkiTensor | float = 1.0, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Compute an activation and its sum over the free dimensions (older spelling)."""
     return activation(
         dst=dst, op=op, data=data, bias=bias, scale=scale, reduce_op=reduce_op,

@@ -30,15 +30,15 @@ def _start(call: Call) -> None:
     if command is reduce_cmd.reset_reduce:
         call.args["imm1"] = lanes.START[op]
     elif command is reduce_cmd.reduce:
-        call.args["imm1"] = np.array(lanes.held(call, lanes.first_lane(call, "dst")))
+        call.args["imm1"] = np.array(lanes.read(call, lanes.first_lane(call, "dst")))
 
 
 def _keep(call: Call, results: Results) -> Results:
     registers = call.core.registers(call.engine)
-    if registers.held is None:
+    if registers.operator is None:
         registers.values[...] = np.nan
     registers.values[lanes.first_lane(call, "dst")] = results[0][:, -1:]
-    registers.held, registers.lost_to = call.args["op1"].name, None
+    registers.operator, registers.lost_to = call.args["op1"].name, None
     return results
 
 
@@ -60,15 +60,9 @@ def _keep(call: Call, results: Results) -> Results:
     finish=_keep,
 )
 def tensor_scalar_cumulative(
-    dst: Target,
-    src: Array,
-    op0: Op,
-    op1: Op,
-    imm0: Array | float,
-    imm1: Array | float | None = None,
-    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    name: str | None = None,
-) -> Array:
+    dst: Target, src: Array, op0: Op, op1: Op, imm0: Array | float, imm1: Array | float | None = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce, name: str | None = None,
+) -> Array:  # fmt: skip
     """Store every step of register = op1(op0(x, imm0), register)."""
     steps = apply(op0, src, imm0)
     register = np.broadcast_to(np.asarray(imm1, np.float32), (steps.shape[0], 1))[:, 0]
@@ -99,7 +93,7 @@ def tensor_tensor_scan(
 ) -> Array:  # fmt: skip
     """Store every step of result = op1(op0(data0, result), data1)."""
     before = np.broadcast_to(np.asarray(initial, np.float32), (data0.shape[0], 1))[:, 0]
-    # columns contiguous, so that a step touches whole cache lines
+    # columns contiguous, so that a step touches full cache lines
     first, second = np.ascontiguousarray(data0.T), np.ascontiguousarray(data1.T)
     result = np.empty(first.shape, np.float32)
     for i in range(first.shape[0]):

@@ -74,9 +74,9 @@ class Call:
     # part of an address is known only at run time
     dynamic: bool = False
 
-    def refuse(self, law: type[LawError], operand: str | None, found: str, allowed: str) -> NoReturn:
+    def refuse(self, law: type[LawError], operand: str | None, actual: str, allowed: str) -> NoReturn:
         """Raise a law for this instruction."""
-        raise law(self.card.op, operand, found, allowed)
+        raise law(self.card.op, operand, actual, allowed)
 
     def who(self, operand: str) -> tuple[str, str]:
         """Return (instruction, operand) for a message."""
@@ -159,5 +159,5 @@ class Card:
 
 
 def is_psum(tensor: NkiTensor | None) -> bool:
-    """Tell whether a tensor operand is in PSUM."""
+    """Return whether a tensor operand is in PSUM."""
     return tensor is not None and tensor.buffer is MemoryRegion.psum

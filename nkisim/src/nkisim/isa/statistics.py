@@ -8,14 +8,14 @@ import numpy as np
 
 from nkisim.dtypes import COMPUTED, Array
 from nkisim.errors import ShapeMismatch, WrongDtype
+from nkisim.isa.ambiguities import of_largest
 from nkisim.isa.card import card
-from nkisim.isa.doubts import of_largest
 from nkisim.isa.rules import elements, rank, same_dtype, same_elements, same_partitions
 from nkisim.isa.statement import Call, Operand, Target
 from nkisim.isa.sums import total
 
 _WIDTH = 8
-_SEARCH = {"most": 16384, "least": _WIDTH}
+_SEARCH = {"maximum": 16384, "minimum": _WIDTH}
 
 
 @card("vector", Operand("dst", "out"), Operand("data", "in"), rules=(same_elements("dst", "data"),))
@@ -39,7 +39,7 @@ def _stats(part: Any) -> list[Any]:
     "vector",
     Operand("dst", "out"),
     Operand("data", "in"),
-    rules=(same_partitions("dst", "data"), elements("dst", exactly=6), elements("data", most=512)),
+    rules=(same_partitions("dst", "data"), elements("dst", exactly=6), elements("data", maximum=512)),
 )
 def bn_stats(dst: Target, data: Array, name: str | None = None) -> Array:
     """Return (count, mean, variance * count) of the even, then of the odd elements."""
@@ -49,8 +49,7 @@ def bn_stats(dst: Target, data: Array, name: str | None = None) -> Array:
 def _triples(call: Call) -> None:
     data = call.tensors["data"]
     if data.size // data.shape[0] % 3:
-        found = f"has shape {data.shape}"
-        call.refuse(ShapeMismatch, "data", found, "triples (count, mean, variance * count)")
+        call.refuse(ShapeMismatch, "data", f"has shape {data.shape}", "triples (count, mean, variance * count)")
 
 
 @card(
@@ -100,14 +99,14 @@ def occurrences(data: Array, vals: Array, order: list[int]) -> Array:
     """Return for each value the index of its next unused occurrence, or -1."""
     rows = np.arange(data.shape[0])
     used = np.zeros(data.shape, bool)
-    found = np.full(vals.shape, -1, np.int64)
+    result = np.full(vals.shape, -1, np.int64)
     for i in order:
         hits = (data == vals[:, i : i + 1]) & ~used
         first = hits.argmax(axis=1)
         hit = hits[rows, first]
-        found[hit, i] = first[hit]
+        result[hit, i] = first[hit]
         used[rows[hit], first[hit]] = True
-    return found
+    return result
 
 
 @card(
@@ -127,9 +126,9 @@ def occurrences(data: Array, vals: Array, order: list[int]) -> Array:
 )
 def nc_find_index8(dst: Target, data: Array, vals: Array, name: str | None = None) -> Array:
     """Return where each of 8 values occurs; repeated values take successive places."""
-    found = occurrences(data, vals, list(range(_WIDTH)))
+    result = occurrences(data, vals, list(range(_WIDTH)))
     missing = np.iinfo(dst.dtype).max
-    return np.where(found < 0, missing, found).astype(dst.dtype)
+    return np.where(result < 0, missing, result).astype(dst.dtype)
 
 
 @card(
@@ -155,11 +154,11 @@ def nc_match_replace8(
 
     Values are taken from the last to the first, so that equal values receive descending places.
     """
-    found = occurrences(data, vals, list(reversed(range(_WIDTH))))
+    output = occurrences(data, vals, list(reversed(range(_WIDTH))))
     result = np.array(data)
-    rows, columns = np.nonzero(found >= 0)
-    result[rows, found[rows, columns]] = imm
+    rows, columns = np.nonzero(output >= 0)
+    result[rows, output[rows, columns]] = imm
     if dst_idx is None:
         return result, None
     missing = np.iinfo(dst_idx.dtype).max
-    return result, np.where(found < 0, missing, found).astype(dst_idx.dtype)
+    return result, np.where(output < 0, missing, output).astype(dst_idx.dtype)

@@ -1,6 +1,6 @@
 """Products without an order and reductions in one order: the same bits on every processor, at every shape.
 
-nkisim/docs/simulator.md, "Sums and functions", has the argument.
+docs/coverage.md, "Sums and functions", has the argument.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SCRATCH = _Scratch()
 def products(a: Array, b: Array) -> Array:
     """Return a.T @ b, fp32 of (K, M) and (K, N) to (M, N): exact sums, each rounded to fp64 and then to fp32.
 
-    A BLAS sums in an order of its own, and its error has a bound whatever the order. Where all numbers within the
+    A BLAS chooses the order of its sums, and its error has a bound whatever the order. Where all numbers within the
     bound round to one fp32 number, that is the result; the others are summed exactly. Zeros are +0.
     """
     wide_a, wide_b = _SCRATCH.array(0, a.shape), _SCRATCH.array(1, b.shape)
@@ -124,7 +124,7 @@ def _hostile(a: Array, b: Array, sums: Wide) -> Array:
 def halved(op: Callable[..., Array], values: Array) -> Array:
     """Combine the last axis, keeping it with size 1: x[i] op x[i + ceil(n / 2)], until one is left.
 
-    The order depends on the length alone; that of numpy's reductions depends on strides and on the processor.
+    The order depends on the length only; that of numpy's reductions depends on strides and on the processor.
     """
     count = values.shape[-1]
     if count < 2:

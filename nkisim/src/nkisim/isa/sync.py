@@ -10,16 +10,8 @@ from nkisim.core.context import Core, current, since
 from nkisim.core.cores import Wait
 from nkisim.dtypes import ANY, INFO, MOVED, to_fp32
 from nkisim.enums import ENGINE_NAMES, dma_engine, engine
-from nkisim.errors import (
-    BadLaunch,
-    Relaxed,
-    ShapeMismatch,
-    TileTooLarge,
-    WrongArgument,
-    WrongDtype,
-    WrongSpace,
-)
-from nkisim.isa import doubts
+from nkisim.errors import BadLaunch, Relaxed, ShapeMismatch, TileTooLarge, WrongArgument, WrongDtype, WrongSpace
+from nkisim.isa import ambiguities
 from nkisim.isa.card import record
 from nkisim.isa.instruction import NkiInstruction
 from nkisim.isa.rules import per_partition
@@ -38,8 +30,7 @@ _BARRIER = Card("core_barrier", ("gpsimd",), (Operand("data", "inout", spaces=DM
 
 def _two_cores(core: Core, op: str) -> None:
     if core.programs != 2:
-        found = f"ran on a launch of {core.programs} core"
-        raise BadLaunch(op, None, found, "launch the kernel as kernel[2]")
+        raise BadLaunch(op, None, f"ran on a launch of {core.programs} core", "launch the kernel as kernel[2]")
 
 
 def partners(core: Core) -> tuple[int, int]:
@@ -49,14 +40,9 @@ def partners(core: Core) -> tuple[int, int]:
 
 
 def sendrecv(
-    src: NkiTensor,
-    dst: NkiTensor,
-    send_to_rank: int,
-    recv_from_rank: int,
-    pipe_id: int,
-    dma_engine: dma_engine = dma_engine.dma,
-    name: str | None = None,
-) -> NkiInstruction:
+    src: NkiTensor, dst: NkiTensor, send_to_rank: int, recv_from_rank: int, pipe_id: int,
+    dma_engine: dma_engine = dma_engine.dma, name: str | None = None,
+) -> NkiInstruction:  # fmt: skip
     """Send a tile to the other core while receiving its tile."""
     core = current("sendrecv")
     _two_cores(core, "sendrecv")
@@ -66,11 +52,10 @@ def sendrecv(
     line = kernel_line()
     text = f"sendrecv(pipe_id={pipe_id}, {line[0]}:{line[1]})"
     key = ("sendrecv", pipe_id, dma_engine.name, partners(core))
-    answer = core.meeting.meet(core.number, Wait(key, partners(core), text, (values, src)))
+    answer = core.meeting.arrive(core.number, Wait(key, partners(core), text, (values, src)))
     received, sender = answer[partners(core)[int(recv_from_rank)]]
     if sender.dtype != dst.dtype or sender.shape != dst.shape:
-        found = f"is {dst.dtype} {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"{sender.dtype} {sender.shape} arrives")
+        call.refuse(ShapeMismatch, "dst", f"is {dst.dtype} {dst.shape}", f"{sender.dtype} {sender.shape} arrives")
     access.write(core, dst, received, call.who("dst"), together=True)
     return record_pair(call, ("sendrecv", pipe_id), src, dma_engine.name)
 
@@ -94,18 +79,18 @@ def sendrecv_compute(
     if op.name not in ("add", "maximum", "minimum"):
         call.refuse(WrongArgument, "reduce_op", f"is nl.{op.name}", "nl.add, nl.maximum and nl.minimum are supported")
     if src.buffer is not dst.buffer:
-        found = f"is in {dst.buffer.value} and src in {src.buffer.value}"
-        call.refuse(WrongSpace, "dst", found, "both are in SBUF or both in private HBM")
+        actual = f"is in {dst.buffer.value} and src in {src.buffer.value}"
+        call.refuse(WrongSpace, "dst", actual, "both are in SBUF or both in private HBM")
     if core.recording:
-        doubts.doubt(call, "its time is that of sendrecv", "what the reduction takes")
+        ambiguities.warn_ambiguous(call, "its time is that of sendrecv", "what the reduction takes")
     mine = access.read(core, src, call.who("src")).copy()
     line = kernel_line()
     text = f"sendrecv_compute({line[0]}:{line[1]})"
-    answer = core.meeting.meet(core.number, Wait(("sendrecv_compute", partners(core)), partners(core), text, mine))
-    theirs = answer[partners(core)[int(recv_from_rank)]]
-    if theirs.dtype != mine.dtype or theirs.shape != mine.shape:
-        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"{theirs.dtype} {theirs.shape} arrives")
-    access.write(core, dst, op.fn(to_fp32(mine), to_fp32(theirs)), call.who("dst"), together=True)
+    answer = core.meeting.arrive(core.number, Wait(("sendrecv_compute", partners(core)), partners(core), text, mine))
+    incoming = answer[partners(core)[int(recv_from_rank)]]
+    if incoming.dtype != mine.dtype or incoming.shape != mine.shape:
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"{incoming.dtype} {incoming.shape} arrives")
+    access.write(core, dst, op.fn(to_fp32(mine), to_fp32(incoming)), call.who("dst"), together=True)
     return record_pair(call, ("sendrecv_compute",), src, "dma")
 
 
@@ -135,10 +120,10 @@ def _exchange_rules(call: Call, ranks: tuple[Any, Any], how: Any, spaces: tuple[
             call.refuse(WrongArgument, operand, f"is {rank!r}", "the two cores are 0 and 1")
     if how is dma_engine.gpsimd_dma:
         width = INFO[src.dtype].itemsize
-        size, most = per_partition(src) * width, 256 * width
-        if size > most:
-            found = f"has {size} B per partition"
-            call.refuse(TileTooLarge, "src", found, f"gpsimd_dma takes {most} B of {width} B types")
+        size, limit = per_partition(src) * width, 256 * width
+        if size > limit:
+            actual = f"has {size} B per partition"
+            call.refuse(TileTooLarge, "src", actual, f"gpsimd_dma takes {limit} B of {width} B types")
 
 
 def core_barrier(
@@ -162,14 +147,14 @@ def core_barrier(
         scope = [data._storage]
         if core.policy.barrier_scope == "all":
             others = [*core.memory.shared.shared.values(), *core.memory.shared.inputs]
-            if any(o is not data._storage and o.shadow is not None and o.shadow.marks is not None for o in others):
-                found = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
-                core.warn("barrier scope", found, Relaxed)
+            if any(o is not data._storage and o.history is not None and o.history.marks is not None for o in others):
+                actual = f"core_barrier: is taken to order every tensor in shared HBM; the manual says {data.name} only"
+                core.warn("barrier scope", actual, Relaxed)
             scope += others
         for storage in scope:
             races.clear(storage)
 
-    core.meeting.meet(core.number, Wait(key, partners(core), text, None), joined)
+    core.meeting.arrive(core.number, Wait(key, partners(core), text, None), joined)
     data._storage.info.touch(core.clock)
     work = {"elements": 1, "inputs": 0, "scalar_operands": 0, "function": "core_barrier",
             "meets": ("barrier", data._storage.info.number)}  # fmt: skip

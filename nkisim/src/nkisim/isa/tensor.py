@@ -22,7 +22,7 @@ from nkisim.errors import (
     WrongEngine,
     WrongSpace,
 )
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.card import card
 from nkisim.isa.rules import per_partition
 from nkisim.isa.statement import ON_CHIP, PSUM, SBUF, Call, Operand, Target
@@ -37,8 +37,8 @@ _MATMUL = _FP8 | _WIDE | {"bfloat16", "float16"}
 def _dtypes(call: Call) -> None:
     stationary, moving = call.tensors["stationary"].dtype, call.tensors["moving"].dtype
     if (stationary in _WIDE) != (moving in _WIDE):
-        found = f"is {moving} with a stationary tile of {stationary}"
-        call.refuse(WrongDtype, "moving", found, "fp32 and tfloat32 go with fp32 or tfloat32 only")
+        actual = f"is {moving} with a stationary tile of {stationary}"
+        call.refuse(WrongDtype, "moving", actual, "fp32 and tfloat32 go with fp32 or tfloat32 only")
     dst = call.tensors["dst"].dtype
     if call.args["is_transpose"]:
         if dst != stationary and stationary not in _FP8:
@@ -58,8 +58,7 @@ def _double(call: Call) -> bool:
         if tensor.dtype not in _FP8:
             call.refuse(WrongDtype, name, f"is {tensor.dtype}", "double_row takes fp8 tiles")
         if tensor.ndim < 3 or tensor.shape[1] != 2:
-            found = f"has shape {tensor.shape}"
-            call.refuse(ShapeMismatch, name, found, "double_row takes [K, 2, columns]")
+            call.refuse(ShapeMismatch, name, f"has shape {tensor.shape}", "double_row takes [K, 2, columns]")
     if call.args["is_transpose"]:
         call.refuse(WrongArgument, "is_transpose", "is set with double_row", "use one of them")
     return True
@@ -72,27 +71,25 @@ def _shapes(call: Call) -> None:
     k, m = stationary.shape[0], per_partition(stationary) // double
     n = per_partition(moving) // double
     if moving.shape[0] != k:
-        found = f"has {moving.shape[0]} partitions"
-        call.refuse(ShapeMismatch, "moving", found, f"stationary contracts over {k}")
+        call.refuse(ShapeMismatch, "moving", f"has {moving.shape[0]} partitions", f"stationary contracts over {k}")
     geometry = call.core.geometry
-    for name, size, most in (("stationary", k, rows), ("stationary", m, columns)):
-        if size > most:
-            call.refuse(TileTooLarge, name, f"has shape {stationary.shape}", f"{most} fit here")
+    for name, size, capacity in (("stationary", k, rows), ("stationary", m, columns)):
+        if size > capacity:
+            call.refuse(TileTooLarge, name, f"has shape {stationary.shape}", f"{capacity} fit here")
     if n > geometry.gemm_moving_fmax:
         allowed = f"at most {geometry.gemm_moving_fmax} columns fit one PSUM bank"
         call.refuse(TileTooLarge, "moving", f"has {n} columns", allowed)
     if dst.shape[0] != m or per_partition(dst) != n:
-        found = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"the product is ({m}, {n})")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"the product is ({m}, {n})")
 
 
 def one_bank(call: Call) -> None:
-    """Refuse an output that crosses the border of a PSUM bank."""
+    """Refuse an output that crosses the boundary of a PSUM bank."""
     dst, bank = call.tensors["dst"], call.core.geometry.psum_bank_bytes
     _, _, _, start, stop, *_ = access.extent(dst)
     if start // bank != (stop - 1) // bank:
-        found = f"covers bytes [{start}, {stop}) of its tensor's partition"
-        call.refuse(PsumBankCrossed, "dst", found, f"a matmul writes inside one {bank} B bank")
+        actual = f"covers bytes [{start}, {stop}) of its tensor's partition"
+        call.refuse(PsumBankCrossed, "dst", actual, f"a matmul writes inside one {bank} B bank")
 
 
 def _tile(call: Call) -> tuple[int, int]:
@@ -102,13 +99,12 @@ def _tile(call: Call) -> tuple[int, int]:
     if not position and not size:
         return full, full
     if len(position) != 2 or len(size) != 2:
-        found = f"are {position} and {size}"
-        call.refuse(WrongArgument, "tile_position and tile_size", found, "both are pairs or unset")
+        actual = f"are {position} and {size}"
+        call.refuse(WrongArgument, "tile_position and tile_size", actual, "both are pairs or unset")
     for start, step in zip(position, size, strict=False):
         if step not in (32, 64, full) or start % step or start + step > full:
-            found = f"are {position} and {size}"
             allowed = f"sizes are 32, 64 or {full} and positions multiples of them"
-            call.refuse(WrongArgument, "tile_position and tile_size", found, allowed)
+            call.refuse(WrongArgument, "tile_position and tile_size", f"are {position} and {size}", allowed)
     if size[1] != full and call.args["perf_mode"] is matmul_perf_mode.double_row:
         call.refuse(WrongArgument, "tile_size", f"is {size}", "double_row uses all columns")
     return size[0], size[1]
@@ -129,11 +125,9 @@ def _transpose(call: Call) -> None:
         call.refuse(WrongArgument, "accumulate", "is True for a transpose", "leave it out")
     stationary, moving = call.tensors["stationary"], call.tensors["moving"]
     if stationary.dtype in _FP8:
-        why = "fp8 transposes write 16-bit elements; nc_transpose has them"
-        raise NotSimulated("nc_matmul", "is_transpose", why)
+        raise NotSimulated("nc_matmul", "is_transpose", "fp8 transposes write 16-bit elements; nc_transpose has them")
     if moving.dtype != stationary.dtype:
-        found = f"is {moving.dtype}"
-        call.refuse(WrongDtype, "moving", found, f"the identity has the data's {stationary.dtype}")
+        call.refuse(WrongDtype, "moving", f"is {moving.dtype}", f"the identity has the data's {stationary.dtype}")
 
 
 def _identity(call: Call) -> None:
@@ -169,7 +163,7 @@ def _chain(call: Call, tensor: NkiTensor, mode: bool | None = False) -> None:
     if mode is False or not marks.any():
         storage.chain = storage.chain % 255 + 1
     elif np.any((marks != 0) & (marks != access.chain_mark(storage, marks.itemsize))):
-        doubts.of_chains(call)
+        ambiguities.of_chains(call)
 
 
 def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> Array:
@@ -198,12 +192,12 @@ def _added(call: Call, tensor: NkiTensor, result: Array, mode: bool | None) -> A
         )
         call.core.warn("accumulate on zeros", text, AmbiguousManual)
         return base + result
-    found = f"adds to {int(doubtful.sum())} elements of {tensor.name} that no matmul wrote"
+    actual = f"adds to {int(doubtful.sum())} elements of {tensor.name} that no matmul wrote"
     if call.core.policy.accumulate == "warn":
-        text = f"nc_matmul: dst {found}, which is undefined on NeuronCore-v3; overwrite first with accumulate=False"
+        text = f"nc_matmul: dst {actual}, which is undefined on NeuronCore-v3; overwrite first with accumulate=False"
         call.core.warn("accumulate", text, Relaxed)
         return np.where(products | foreign, target, 0) + result
-    call.refuse(AccumulateMisuse, "dst", found, "overwrite first with accumulate=False or None")
+    call.refuse(AccumulateMisuse, "dst", actual, "overwrite first with accumulate=False or None")
 
 
 def _work(call: Call) -> Mapping[str, object]:
@@ -260,8 +254,8 @@ def _sixteen_bits(call: Call) -> None:
     """An fp8 transpose writes 16-bit elements, the upper 8 bits zero (architecture guide of Trainium2)."""
     dst = call.tensors["dst"]
     if dst.dtype in _FP8 and per_partition(dst) > 1 and dst.strides[-1] != 2:
-        found = f"has a step of {dst.strides[-1]}"
-        call.refuse(ShapeMismatch, "dst", found, "fp8 transposes write 16-bit elements: a step of 2 fp8 elements")
+        actual = f"has a step of {dst.strides[-1]}"
+        call.refuse(ShapeMismatch, "dst", actual, "fp8 transposes write 16-bit elements: a step of 2 fp8 elements")
 
 
 def _transpose_rules(call: Call) -> None:
@@ -270,19 +264,16 @@ def _transpose_rules(call: Call) -> None:
         call.refuse(WrongDtype, "dst", f"is {dst.dtype}", f"a transpose keeps {data.dtype}")
     rows, columns = data.shape[0], per_partition(data)
     if dst.shape[0] != columns or per_partition(dst) != rows:
-        found = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"the transpose is ({columns}, {rows})")
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"the transpose is ({columns}, {rows})")
     limit = 128 if call.engine == "tensor" else 32
     if rows > limit or columns > limit:
-        found = f"is {rows} x {columns}"
-        call.refuse(TileTooLarge, "data", found, f"{call.engine} transposes {limit} x {limit}")
+        call.refuse(TileTooLarge, "data", f"is {rows} x {columns}", f"{call.engine} transposes {limit} x {limit}")
     if call.engine == "tensor":
         if dst.buffer.value != "psum" or data.buffer.value != "sbuf":
-            found = f"go from {data.buffer.value} to {dst.buffer.value}"
-            call.refuse(WrongSpace, "data and dst", found, "tensor transposes SBUF to PSUM")
+            actual = f"go from {data.buffer.value} to {dst.buffer.value}"
+            call.refuse(WrongSpace, "data and dst", actual, "tensor transposes SBUF to PSUM")
         if data.dtype not in _MATMUL:
-            found = f"is tensor for {data.dtype}"
-            call.refuse(WrongEngine, "engine", found, "the Tensor Engine reads floats")
+            call.refuse(WrongEngine, "engine", f"is tensor for {data.dtype}", "the Tensor Engine reads floats")
 
 
 def _transpose_bank(call: Call) -> None:

@@ -11,10 +11,7 @@ from nkisim.isa.activations import UNARY
 from nkisim.isa.operators import BINARY, Op
 from nkisim.isa.statement import bound_to
 
-_PARAMETERS = {
-    1: "x",
-    2: "x y",
-}
+_PARAMETERS = {1: "x", 2: "x y"}
 
 
 class Token:
@@ -41,13 +38,12 @@ class Token:
 
 
 def _signature(parameters: str) -> inspect.Signature:
-    found = []
+    result = []
     for item in parameters.split():
         name, _, default = item.partition("=")
         value = {"": inspect.Parameter.empty, "None": None, "False": False}[default]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        found.append(inspect.Parameter(name, kind, default=value))
-    return inspect.Signature(found)
+        result.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value))
+    return inspect.Signature(result)
 
 
 def _elementwise(op: Op) -> Token:
@@ -76,7 +72,7 @@ _NUMPY = {"divide": "divide", "multiply": "multiply", "true_divide": "divide", "
 
 
 def resolve(token: object, who: tuple[str, str]) -> Op:
-    """Return the operator behind a token.
+    """Return the operator of a token.
 
     Raises:
         WrongOperator: the value is not a math name of nki.language.
@@ -86,7 +82,7 @@ def resolve(token: object, who: tuple[str, str]) -> Op:
     name = getattr(token, "__name__", None)
     if type(token).__module__ == "numpy" and isinstance(name, str):
         name = _NUMPY.get(name, name)
-        found = TOKENS.get(name)
-        if found is not None and found.op is not None:
-            return found.op
+        result = TOKENS.get(name)
+        if result is not None and result.op is not None:
+            return result.op
     raise WrongOperator(*who, f"is {token!r}", "pass an nl.* operator such as nl.add")

@@ -14,7 +14,7 @@ from nkisim.core.context import current
 from nkisim.dtypes import ANY, INFO, WIDE, Array, Flags, to_fp32
 from nkisim.enums import dge_mode, engine, oob_mode
 from nkisim.errors import NeedsNewerCore, ShapeMismatch, WrongArgument, WrongDtype, WrongSpace
-from nkisim.isa import doubts
+from nkisim.isa import ambiguities
 from nkisim.isa.plan import note_index
 from nkisim.isa.statement import DMA, Call, Card, Operand
 from nkisim.memory.tensor import NkiTensor
@@ -37,14 +37,13 @@ def open_call(card: Card, args: dict[str, Any]) -> Call:
         if tensor.__class__ is not NkiTensor:
             call.refuse(WrongArgument, operand.name, f"is {tensor!r:.60}", "a tensor is needed")
         if tensor.buffer.value not in DMA:
-            found = f"is in {tensor.buffer.value}"
-            call.refuse(WrongSpace, operand.name, found, "DMA moves between HBM and SBUF only")
+            call.refuse(WrongSpace, operand.name, f"is in {tensor.buffer.value}", "DMA moves between HBM and SBUF only")
         if tensor.dtype in WIDE and card.op != "dma_copy":
             call.refuse(WrongDtype, operand.name, f"is {tensor.dtype}", "dma_copy moves 64 bits, nothing computes them")
         tensor._judge()
         call.tensors[operand.name] = tensor
         note_index(call, tensor)
-    doubts.of_copies(call)
+    ambiguities.of_copies(call)
     priority = args.get("priority")
     if priority is not None and call.core.geometry.generation < 4:
         raise NeedsNewerCore(f"{card.op} with priority")
@@ -62,8 +61,8 @@ def _work(call: Call) -> Mapping[str, object]:
     sizes = [t.size * INFO[t.dtype].itemsize for t in call.tensors.values()]
     row = max(1, min(runs))
     generation = descriptors(call)
-    asked = args.get("engine", engine.unknown)
-    issuer = "gpsimd" if generation == "swdge" else ("scalar" if asked is engine.scalar else "sync")
+    requested = args.get("engine", engine.unknown)
+    issuer = "gpsimd" if generation == "swdge" else ("scalar" if requested is engine.scalar else "sync")
     return _shared_work(max(sizes), row, generation, call.card.op == "dma_transpose", issuer)
 
 
@@ -88,7 +87,7 @@ def descriptors(call: Call) -> str:
 
 
 def hwdge_transposes(src: NkiTensor) -> bool:
-    """Tell whether the hardware's descriptors can transpose this source (0.6 manual)."""
+    """Return whether the hardware's descriptors can transpose this source (0.6 manual)."""
     rows = (16,) if src.ndim == 2 else (1, 2, 4, 8, 16)
     fits = src.shape[0] in rows and src.shape[-1] <= 128 and INFO[src.dtype].itemsize == 2
     return fits and (src.ndim == 2 or src.shape[0] * src.shape[-2] % 16 == 0)
@@ -105,9 +104,9 @@ def fetch(call: Call, operand: str, tensor: NkiTensor, skip: bool) -> tuple[Arra
         return access.read(call.core, tensor, who), None
     if dynamic.vector:
         rows = gather.resolve(call.core, tensor, who, skip)
-        doubts.of_skipped(call, rows.valid)
+        ambiguities.of_skipped(call, rows.valid)
         return gather.read(call.core, rows, who), None if rows.valid.all() else rows.valid
-    settled = access.settle(call.core, tensor, who)
+    settled = access.resolve_dynamic_offset(call.core, tensor, who)
     if settled is None:
         if skip:
             return None
@@ -133,14 +132,14 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
         values = to_fp32(values)
     if dynamic is not None and dynamic.vector:
         rows = gather.resolve(core, tensor, who, skip)
-        doubts.of_rows(call, rows.index[rows.valid])
-        doubts.of_skipped(call, rows.valid)
+        ambiguities.of_rows(call, rows.index[rows.valid])
+        ambiguities.of_skipped(call, rows.valid)
         if where is not None:
-            rows = replace(rows, valid=rows.valid & _whole_rows(call, where, len(rows.index)))
+            rows = replace(rows, valid=rows.valid & _complete_rows(call, where, len(rows.index)))
         gather.write(core, rows, values, who)
         return
     if dynamic is not None:
-        settled = access.settle(core, tensor, who)
+        settled = access.resolve_dynamic_offset(core, tensor, who)
         if settled is None:
             if skip:
                 return
@@ -154,16 +153,16 @@ def deliver(call: Call, values: Array, where: Flags | None, skip: bool) -> None:
         access.write_where(core, tensor, (values, np.ascontiguousarray(where)), who)
 
 
-def _whole_rows(call: Call, where: Flags, count: int) -> Flags:
+def _complete_rows(call: Call, where: Flags, count: int) -> Flags:
     """Return which rows of a scatter arrive, from flags per element."""
     flags = where.reshape(count, -1)
     arrives: Flags = np.any(flags, axis=1)
     if not np.array_equal(arrives, flags.all(axis=1)):
-        found = f"scatters {count} rows, parts of which a gather skipped"
-        call.refuse(ShapeMismatch, "dst", found, "oob_mode.skip needs one dst row per src row")
+        actual = f"scatters {count} rows, and a gather skipped parts of them"
+        call.refuse(ShapeMismatch, "dst", actual, "oob_mode.skip needs one dst row per src row")
     return arrives
 
 
 def differ(call: Call) -> bool:
-    """Tell whether the transfer converts."""
+    """Return whether the transfer converts."""
     return any(t.dtype != call.tensors["dst"].dtype for t in call.tensors.values())

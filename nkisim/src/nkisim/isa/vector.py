@@ -8,14 +8,7 @@ import numpy as np
 
 from nkisim.dtypes import Array
 from nkisim.enums import engine, reduce_cmd
-from nkisim.errors import (
-    NotSimulated,
-    ShapeMismatch,
-    WrongArgument,
-    WrongDtype,
-    WrongEngine,
-    WrongOperator,
-)
+from nkisim.errors import NotSimulated, ShapeMismatch, WrongArgument, WrongDtype, WrongEngine, WrongOperator
 from nkisim.isa import lanes
 from nkisim.isa.card import card
 from nkisim.isa.operators import Op, reduce_axis
@@ -64,8 +57,7 @@ def _tensor_tensor_rules(call: Call) -> None:
     if op.name == "power" and call.engine != "gpsimd":
         call.refuse(WrongEngine, "engine", f"is {call.engine} for nl.power", "power runs on gpsimd")
     if op.kind == "bitvec" and call.engine == "gpsimd":
-        found = f"is gpsimd for nl.{op.name}"
-        call.refuse(WrongEngine, "engine", found, "bitvec operators run on vector")
+        call.refuse(WrongEngine, "engine", f"is gpsimd for nl.{op.name}", "bitvec operators run on vector")
 
 
 def _tensor_tensor_math(call: Call) -> str:
@@ -90,12 +82,7 @@ def _tensor_tensor_math(call: Call) -> str:
     math=_tensor_tensor_math,
 )
 def tensor_tensor(
-    dst: Target,
-    data1: Array,
-    data2: Array,
-    op: Op,
-    engine: engine = engine.unknown,
-    name: str | None = None,
+    dst: Target, data1: Array, data2: Array, op: Op, engine: engine = engine.unknown, name: str | None = None
 ) -> Array:
     """Combine two tiles element by element."""
     return op.fn(data1, data2)
@@ -113,8 +100,8 @@ def _tensor_scalar_rules(call: Call) -> None:
     if op1 is None and call.args["operand1"] is not None:
         call.refuse(WrongArgument, "operand1", "is given without op1", "leave both None")
     if op1 is not None and (op0.kind == "bitvec") != (op1.kind == "bitvec"):
-        found = f"is nl.{op1.name} after nl.{op0.name}"
-        call.refuse(WrongOperator, "op1", found, "both are bitvec or both are arithmetic")
+        actual = f"is nl.{op1.name} after nl.{op0.name}"
+        call.refuse(WrongOperator, "op1", actual, "both are bitvec or both are arithmetic")
     for number, op in enumerate((op0, op1)):
         if op is not None:
             _tensor_scalar_operand(call, f"operand{number}", op)
@@ -125,19 +112,16 @@ def _tensor_scalar_operand(call: Call, operand: str, op: Op) -> None:
     value = call.args[operand]
     if op.arity == 1:
         if value is not None and not (np.isscalar(value) and value == 0):
-            found = f"is {value!r} for the unary nl.{op.name}"
-            call.refuse(WrongArgument, operand, found, "leave it None")
+            call.refuse(WrongArgument, operand, f"is {value!r} for the unary nl.{op.name}", "leave it None")
         return
     if value is None:
         call.refuse(WrongArgument, operand, "is missing", f"nl.{op.name} takes two operands")
     tensor = call.tensors.get(operand)
     if op.kind == "bitvec":
         if tensor is None and not isinstance(value, (int, np.integer)):
-            found = f"is {value!r} for nl.{op.name}"
-            call.refuse(WrongArgument, operand, found, "bitvec operands are integers")
+            call.refuse(WrongArgument, operand, f"is {value!r} for nl.{op.name}", "bitvec operands are integers")
     elif tensor is not None and tensor.dtype != "float32" and not _all_words(call):
-        found = f"is {tensor.dtype}"
-        call.refuse(WrongDtype, operand, found, "arithmetic column operands are float32")
+        call.refuse(WrongDtype, operand, f"is {tensor.dtype}", "arithmetic column operands are float32")
 
 
 def _tensor_scalar_engine_rules(call: Call) -> None:
@@ -201,7 +185,7 @@ def tensor_scalar(
 
 def _no_reduction(call: Call) -> None:
     if call.args["reduce_res"] is not None or call.args["reduce_op"] is not None:
-        why = "no document here says what it reduces; use tensor_scalar_reduce, or a tensor_reduce behind it"
+        why = "no document here says what it reduces; use tensor_scalar_reduce, or a tensor_reduce after it"
         raise NotSimulated("scalar_tensor_tensor", "reduce_res", why)
 
 
@@ -242,8 +226,8 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
     axis, rank = call.args["axis"], call.tensors["data"].ndim
     axes = sorted(a % rank for a in ((axis,) if isinstance(axis, int) else tuple(axis)))
     if not axes or axes != list(range(rank - len(axes), rank)) or axes[0] == 0:
-        found = f"is {axis} of a tile with {rank} dimensions"
-        call.refuse(WrongArgument, "axis", found, "it names the last free dimensions, not 0")
+        actual = f"is {axis} of a tile with {rank} dimensions"
+        call.refuse(WrongArgument, "axis", actual, "it names the last free dimensions, not 0")
     return tuple(axes)
 
 
@@ -251,10 +235,9 @@ def _reduce_rules(call: Call) -> None:
     axes = reduced_axes(call)
     call.args["axis"] = axes
     data, dst, op = call.tensors["data"], call.tensors["dst"], call.args["op"]
-    kept = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
-    if dst.shape[0] != data.shape[0] or per_partition(dst) != kept:
-        found = f"has shape {dst.shape}"
-        call.refuse(ShapeMismatch, "dst", found, f"{(data.shape[0], kept)} elements remain")
+    remaining = int(np.prod(data.shape[1 : axes[0]], dtype=np.int64))
+    if dst.shape[0] != data.shape[0] or per_partition(dst) != remaining:
+        call.refuse(ShapeMismatch, "dst", f"has shape {dst.shape}", f"{(data.shape[0], remaining)} elements remain")
     if call.args["negate"] and op.kind == "bitvec":
         call.refuse(WrongArgument, "negate", f"is set for nl.{op.name}", "it needs arithmetic")
 

@@ -28,20 +28,16 @@ def _dtype(dtype: object, op: str) -> str:
     try:
         named = name_of(dtype)
     except (KeyError, TypeError):
-        allowed = f"it can be {', '.join(INFO)}"
-        raise WrongDtype(op, "dtype", f"is {dtype!r}", allowed) from None
+        raise WrongDtype(op, "dtype", f"is {dtype!r}", f"it can be {', '.join(INFO)}") from None
     if named in WIDE:
         since(op, "0.6 has 32 bits", f"dtype {named}")
     return named
 
 
 def ndarray(
-    shape: Sequence[int],
-    dtype: object,
-    buffer: MemoryRegion = sbuf,
-    name: str = "",
+    shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "",
     address: tuple[int, int] | None = None,
-) -> NkiTensor:
+) -> NkiTensor:  # fmt: skip
     """Allocate a tensor without initializing it.
 
     `address` is (start partition, byte offset in the partition) of an on-chip tensor.
@@ -53,15 +49,11 @@ def ndarray(
     # register_load takes a tensor of shape [1] (its docstring)
     if not shape or min(shape) < 1 or (on_chip and len(shape) < 2 and shape != (1,)):
         need = "on-chip tensors have two or more dimensions" if on_chip else "it must not be empty"
-        raise IllegalView("ndarray", f"shape {shape}", f"is asked for in {region.value}", need)
+        raise IllegalView("ndarray", f"shape {shape}", f"is requested in {region.value}", need)
     if address is not None:
         if not on_chip or len(address) != 2 or any(a is None for a in address):
-            raise Misaligned(
-                "ndarray",
-                f"address {address}",
-                f"is given in {region.value}",
-                "on-chip addresses are (partition, bytes)",
-            )
+            allowed = "on-chip addresses are (partition, bytes)"
+            raise Misaligned("ndarray", f"address {address}", f"is given in {region.value}", allowed)
         address = (int(address[0]), int(address[1]))
     named = _dtype(dtype, "ndarray")
     request = Request(shape, named, region.value, name, kernel_line(), address)
@@ -71,8 +63,7 @@ def ndarray(
 def _region(buffer: object) -> MemoryRegion:
     if isinstance(buffer, MemoryRegion):
         return buffer
-    found = f"is {buffer!r}"
-    raise WrongArgument("ndarray", "buffer", found, "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
+    raise WrongArgument("ndarray", "buffer", f"is {buffer!r}", "pass nl.sbuf, nl.psum, nl.hbm or nl.shared_hbm")
 
 
 def full(
@@ -112,7 +103,7 @@ def zeros_like(x: NkiTensor, dtype: object = None, buffer: MemoryRegion | None =
 
 
 def rand(shape: Sequence[int], dtype: object, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
-    """Draw uniform numbers of [0, 1) with 24 random bits."""
+    """Generate uniform numbers of [0, 1) with 24 random bits."""
     words = ndarray(shape, "uint32", buffer)
     isa.rng(dst=words)
     # the low 24 bits are exact in fp32, and their largest value stays below 1
@@ -132,11 +123,11 @@ def shared_constant(constant: Array | str) -> NkiTensor:
     core = current("shared_constant")
     values = np.load(constant) if isinstance(constant, str) else np.asarray(constant)
     key = ("constant", values.shape, str(values.dtype), values.tobytes())
-    found = core.constants.get(key)
-    if found is None:
-        found = host_tensor(values, _dtype(values.dtype, "shared_constant"), "constant")
-        core.constants[key] = found
-    return found
+    result = core.constants.get(key)
+    if result is None:
+        result = host_tensor(values, _dtype(values.dtype, "shared_constant"), "constant")
+        core.constants[key] = result
+    return result
 
 
 def host_tensor(values: Array, dtype: str, name: str) -> NkiTensor:

@@ -58,8 +58,8 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
     try:
         if len(tiles) == 2:
             if x.shape != y.shape:
-                found = f"have shapes {x.shape} and {y.shape}"
-                raise ShapeMismatch(name, "x and y", found, "binary functions do not broadcast")
+                actual = f"have shapes {x.shape} and {y.shape}"
+                raise ShapeMismatch(name, "x and y", actual, "binary functions do not broadcast")
             isa.tensor_tensor(dst=dst, data1=x, data2=y, op=token)
         elif isinstance(x, NkiTensor):
             isa.tensor_scalar(dst=dst, data=x, op0=token, operand0=y)
@@ -71,12 +71,7 @@ def _binary(token: Token, x: Any, y: Any, dtype: Any) -> NkiTensor:
     return dst
 
 
-@card(
-    "vector",
-    Operand("dst", "out"),
-    Operand("data", "in"),
-    rules=(same_elements("dst", "data"),),
-)
+@card("vector", Operand("dst", "out"), Operand("data", "in"), rules=(same_elements("dst", "data"),))
 def language_function(dst: Any, data: Any, op: Any, name: str | None = None) -> Any:
     """Stand for the undocumented instruction sequence of a language function."""
     return op.fn(data)

@@ -38,11 +38,11 @@ class Axis:
     # cells from one selected cell to the next
     step: int = 1
     # False: an integer took the coordinate
-    kept: bool = True
+    in_shape: bool = True
 
     @property
     def cell(self) -> int:
-        """Elements of a whole cell."""
+        """Elements of a full cell."""
         return self.tile * self.tiles
 
     @property
@@ -70,7 +70,7 @@ class Axis:
         if isinstance(key, int):
             if not -self.count <= key < self.count:
                 raise OutOfRange("grid", f"dim {dim}", f"is index {key}", f"there are {self.count} cells")
-            return self._from(key % self.count, 1, 1, kept=False)
+            return self._from(key % self.count, 1, 1, in_shape=False)
         if not isinstance(key, slice) or (key.step or 1) < 1:
             raise IllegalView("grid", f"dim {dim}", f"is {key!r:.60}", "an int or a slice with a positive step selects")
         start, stop = 0 if key.start is None else key.start, self.count if key.stop is None else key.stop
@@ -80,12 +80,12 @@ class Axis:
                 "grid", f"dim {dim}", f"is {key}", f"of {self.count} cells one is needed, nothing is clamped"
             )
         step = key.step or 1
-        return self._from(start, -(-(stop - start) // step), step, kept=True)
+        return self._from(start, -(-(stop - start) // step), step, in_shape=True)
 
-    def _from(self, start: int, count: int, step: int, kept: bool) -> Axis:
+    def _from(self, start: int, count: int, step: int, in_shape: bool) -> Axis:
         first = self.first + start * self.step * self.cell
         end = min(self.end, first + ((count - 1) * step * self.step + 1) * self.cell)
-        return replace(self, first=first, end=end, count=count, step=step * self.step, kept=kept)
+        return replace(self, first=first, end=end, count=count, step=step * self.step, in_shape=in_shape)
 
 
 class NkiGrid(NKIObject):
@@ -96,17 +96,17 @@ class NkiGrid(NKIObject):
         # one of every source dimension; those that are not tiled come first
         self._axes: tuple[Axis, ...] = kwargs["axes"]
         self._tiled: int = kwargs["tiled"]
-        # tiles of every dimension where each has a slot of its own behind the one before, as alloc_tiles lays them out
+        # tiles of every dimension where each has a slot of its own after the one before, as alloc_tiles lays them out
         self._slots: Shape | None = kwargs.get("slots")
 
     @property
     def shape(self) -> Shape:
         """Cells along every coordinate that no integer took."""
-        return tuple(axis.count for axis in self._axes if axis.kept)
+        return tuple(axis.count for axis in self._axes if axis.in_shape)
 
     @property
     def tile_shape(self) -> Shape:
-        """Elements of a whole tile."""
+        """Elements of a full tile."""
         return tuple(axis.tile for axis in self._axes[-self._tiled :])
 
     @property
@@ -127,7 +127,7 @@ class NkiGrid(NKIObject):
     @property
     def index_step_elements(self) -> Shape:
         """Elements of the source from one coordinate to the next."""
-        return tuple(axis.step * axis.cell for axis in self._axes if axis.kept)
+        return tuple(axis.step * axis.cell for axis in self._axes if axis.in_shape)
 
     @property
     def is_remainder(self) -> bool:
@@ -140,8 +140,10 @@ class NkiGrid(NKIObject):
         if self._slots is None:
             return all(axis.dense or axis.cell == 1 for axis in self._axes)
         *outer, inner = self._axes[-self._tiled :]
-        alone = not any(axis.kept for axis in self._axes[: -self._tiled]) and all(a.elements <= a.tile for a in outer)
-        return alone and inner.dense and (inner.elements <= inner.tile or self._tiled == 2)
+        isolated = not any(axis.in_shape for axis in self._axes[: -self._tiled]) and all(
+            a.elements <= a.tile for a in outer
+        )
+        return isolated and inner.dense and (inner.elements <= inner.tile or self._tiled == 2)
 
     @property
     def data(self) -> NkiTensor:
@@ -156,7 +158,7 @@ class NkiGrid(NKIObject):
             raise IllegalView("grid", "data", f"is {self.shape} cells {where}", allowed)
         if self._slots is None:
             keys = [slice(a.first, a.end, 1 if a.dense else a.step) for a in self._axes[-self._tiled :]]
-            lead = [slice(a.first, a.end, a.step) if a.kept else a.first for a in self._axes[: -self._tiled]]
+            lead = [slice(a.first, a.end, a.step) if a.in_shape else a.first for a in self._axes[: -self._tiled]]
             return self._base[(*lead, *keys)]
         slot = 0
         for axis, count in zip(self._axes, self._slots, strict=True):
@@ -165,18 +167,20 @@ class NkiGrid(NKIObject):
         rows, start = slice(0, self._axes[-self._tiled].elements), slot * width
         if self._tiled == 2:
             return self._base[rows, start : start + inner.elements]
-        held = self._base[rows, start : start + width].reshape((rows.stop, *self.tile_shape[1:]))
-        return held[(slice(None), *(slice(0, axis.elements) for axis in self._axes[1 - self._tiled :]))]
+        rows_view = self._base[rows, start : start + width].reshape((rows.stop, *self.tile_shape[1:]))
+        return rows_view[(slice(None), *(slice(0, axis.elements) for axis in self._axes[1 - self._tiled :]))]
 
     def _shown(self) -> list[Axis]:
-        return [axis for i, axis in enumerate(self._axes) if axis.kept or i >= len(self._axes) - self._tiled]
+        return [axis for i, axis in enumerate(self._axes) if axis.in_shape or i >= len(self._axes) - self._tiled]
 
     def __getitem__(self, key: object) -> NkiGrid:
         keys = key if isinstance(key, tuple) else (key,)
-        kept = [i for i, axis in enumerate(self._axes) if axis.kept]
-        _need(len(keys) <= len(kept), "grid", "key", f"has {len(keys)} coordinates", f"the grid has {len(kept)}")
+        in_shape = [i for i, axis in enumerate(self._axes) if axis.in_shape]
+        _need(
+            len(keys) <= len(in_shape), "grid", "key", f"has {len(keys)} coordinates", f"the grid has {len(in_shape)}"
+        )
         axes = list(self._axes)
-        for dim, (at, item) in enumerate(zip(kept, keys, strict=False)):
+        for dim, (at, item) in enumerate(zip(in_shape, keys, strict=False)):
             axes[at] = axes[at].select(item, dim)
         return type(self)(base=self._base, axes=tuple(axes), tiled=self._tiled, slots=self._slots)
 
@@ -190,7 +194,7 @@ class NkiBlockGrid(NkiGrid):
 
     @property
     def block_shape(self) -> Shape:
-        """Tiles of a whole block."""
+        """Tiles of a full block."""
         return tuple(axis.tiles for axis in self._axes[-self._tiled :])
 
 
@@ -198,16 +202,16 @@ Source = NkiTensor | NkiGrid
 
 
 def _need(
-    condition: bool, op: str, operand: str, found: str, allowed: str, law: type[LawError] = WrongArgument
+    condition: bool, op: str, operand: str, actual: str, allowed: str, law: type[LawError] = WrongArgument
 ) -> None:
     if not condition:
-        raise law(op, operand, found, allowed)
+        raise law(op, operand, actual, allowed)
 
 
-def _shape(op: str, operand: str, value: object, least: int = 1) -> Shape:
+def _shape(op: str, operand: str, value: object, minimum: int = 1) -> Shape:
     """Check a shape: a tuple of positive Python integers."""
-    right = isinstance(value, tuple) and len(value) >= least and all(type(n) is int and n > 0 for n in value)
-    _need(right, op, operand, f"is {value!r:.60}", f"a tuple of {least} or more positive ints is needed")
+    right = isinstance(value, tuple) and len(value) >= minimum and all(type(n) is int and n > 0 for n in value)
+    _need(right, op, operand, f"is {value!r:.60}", f"a tuple of {minimum} or more positive ints is needed")
     assert isinstance(value, tuple)
     return value
 
@@ -260,9 +264,9 @@ def _allocated(op: str, shapes: tuple[object, object], block: Shape | None, how:
     on_chip = how["buffer"] in (MemoryRegion.sbuf, MemoryRegion.psum)
     base = ndarray((tile[0], math.prod(slots) * math.prod(tile[1:])) if on_chip else extent, **how)
     axes = tuple(Axis(1, 1, 0, n, n) for n in extent)
-    whole = NkiTileGrid(base=base, axes=axes, tiled=len(tile))
+    all_tiles = NkiTileGrid(base=base, axes=axes, tiled=len(tile))
     parts = {"base": base, "tiled": len(tile), "slots": slots if on_chip else None}
-    return _grouped(op, whole, tile, block) | parts
+    return _grouped(op, all_tiles, tile, block) | parts
 
 
 def alloc_tiles(
@@ -316,5 +320,5 @@ def empty_like(
     if not grid:
         return ndarray(tuple(extent), **how)
     parts = _allocated("empty_like", (tuple(tile), tuple(extent)), tuple(block) if block else None, how)
-    taken = tuple(slice(None) if axis.kept else 0 for axis in axes)
+    taken = tuple(slice(None) if axis.in_shape else 0 for axis in axes)
     return type(x)(**parts)[(*(slice(None) for _ in range(len(extent) - len(tile))), *taken)]

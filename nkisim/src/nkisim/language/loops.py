@@ -48,7 +48,7 @@ def _enter(op: str, step: int) -> Core:
 
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """Loop at run time; the counter is a read-only register (0.6 alone, deprecated; use fori_loop)."""
+    """Loop at run time; the counter is a read-only register (0.6 only, deprecated; use fori_loop)."""
     if current("dynamic_range").policy.traced:
         raise OtherVersion("dynamic_range", None, "went with NKI 0.7", "use nl.fori_loop(lower, upper, body_fun)")
     if stop is None:
@@ -96,9 +96,8 @@ def while_loop(init: Any, body_fun: Callable[[Any], Any]) -> None:
         condition = init
         while True:
             if not isinstance(condition, VirtualRegister):
-                found = f"is {condition!r:.60}"
                 allowed = "start from a register and return the next one from the body"
-                raise LoopMisuse("while_loop", "condition", found, allowed)
+                raise LoopMisuse("while_loop", "condition", f"is {condition!r:.60}", allowed)
             if condition.value("while_loop") == 0:
                 return
             condition = body_fun(condition)

@@ -40,28 +40,28 @@ def program_ndim() -> int:
     """Return 1 with a launch grid, 0 without; on two cores without a grid (0.7) no document says which."""
     core = current("program_ndim")
     if core.programs == 2 and not core.grid:
-        found = "runs on two cores without a grid"
-        raise BadLaunch("program_ndim", None, found, "no document says if that is 0 or 1; launch kernel[2]")
+        actual = "runs on two cores without a grid"
+        raise BadLaunch("program_ndim", None, actual, "no document says if that is 0 or 1; launch kernel[2]")
     return 1 if core.grid else 0
 
 
 def is_hbm(buffer: MemoryRegion) -> bool:
-    """Tell whether a memory is HBM."""
+    """Return whether a memory is HBM."""
     return buffer in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
 def is_psum(buffer: MemoryRegion) -> bool:
-    """Tell whether a memory is PSUM."""
+    """Return whether a memory is PSUM."""
     return buffer is MemoryRegion.psum
 
 
 def is_sbuf(buffer: MemoryRegion) -> bool:
-    """Tell whether a memory is SBUF."""
+    """Return whether a memory is SBUF."""
     return buffer is MemoryRegion.sbuf
 
 
 def is_on_chip(buffer: MemoryRegion) -> bool:
-    """Tell whether a memory is SBUF or PSUM."""
+    """Return whether a memory is SBUF or PSUM."""
     return is_psum(buffer) or is_sbuf(buffer)
 
 

@@ -28,8 +28,7 @@ def _hbm(src: NkiTensor, op: str) -> None:
     if src._on_chip:
         raise WrongSpace(op, "src", f"is in {src.buffer.value}", "it must be in HBM")
     if src.ndim < 2:
-        found = f"has shape {src.shape}"
-        raise ShapeMismatch(op, "src", found, "reshape it to (partitions, elements) first")
+        raise ShapeMismatch(op, "src", f"has shape {src.shape}", "reshape it to (partitions, elements) first")
 
 
 def load(src: NkiTensor, dtype: object = None) -> NkiTensor:
@@ -70,8 +69,7 @@ def load_transpose2d(src: NkiTensor, dtype: object = None) -> NkiTensor:
     """Copy a two-dimensional tensor of HBM into SBUF, transposed."""
     _hbm(src, "nl.load_transpose2d")
     if src.ndim != 2:
-        found = f"has shape {src.shape}"
-        raise ShapeMismatch("nl.load_transpose2d", "src", found, "two dimensions are needed")
+        raise ShapeMismatch("nl.load_transpose2d", "src", f"has shape {src.shape}", "two dimensions are needed")
     tile = ndarray((src.shape[1], src.shape[0]), src.dtype)
     isa.dma_transpose(dst=tile, src=src)
     if dtype is None or dtype == tile.dtype:
@@ -84,15 +82,14 @@ def load_transpose2d(src: NkiTensor, dtype: object = None) -> NkiTensor:
 def transpose(x: NkiTensor, dtype: object = None) -> NkiTensor:
     """Transpose a tile of at most 128 x 128 into PSUM."""
     if x.ndim != 2:
-        found = f"has shape {x.shape}"
-        raise ShapeMismatch("nl.transpose", "x", found, "two dimensions are needed")
+        raise ShapeMismatch("nl.transpose", "x", f"has shape {x.shape}", "two dimensions are needed")
     dst = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
     isa.nc_transpose(dst=dst, data=x)
     return _as(dst, dtype)
 
 
 def _as(tile: NkiTensor, dtype: object) -> NkiTensor:
-    """Return the tile, or a copy in a different dtype beside it."""
+    """Return the tile, or a copy in a different dtype."""
     if dtype is None or name_of(dtype) == tile.dtype:
         return tile
     dst = ndarray(tile.shape, dtype, tile.buffer)
@@ -127,15 +124,13 @@ def _on_partitions(row: NkiTensor, count: int) -> NkiTensor:
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: object = None) -> NkiTensor:
     """Repeat the dimensions of size 1, partitions too, to `shape` (same rank); x itself where nothing changes."""
     if len(shape) != x.ndim:
-        found = f"is {tuple(shape)}"
-        raise ShapeMismatch("nl.broadcast_to", "shape", found, f"x has {x.ndim} dimensions")
+        raise ShapeMismatch("nl.broadcast_to", "shape", f"is {tuple(shape)}", f"x has {x.ndim} dimensions")
     view = x
     for dim, (have, want) in enumerate(zip(x.shape, shape, strict=False)):
         if have != want:
             if have != 1:
-                found = f"goes from {x.shape} to {tuple(shape)}"
                 allowed = "each dimension matches or is repeated from size 1"
-                raise ShapeMismatch("nl.broadcast_to", "shape", found, allowed)
+                raise ShapeMismatch("nl.broadcast_to", "shape", f"goes from {x.shape} to {tuple(shape)}", allowed)
             view = view.broadcast(dim, want) if dim else _on_partitions(x, want)
     if view is x and dtype in (None, x.dtype):
         return x
@@ -151,9 +146,8 @@ def where(condition: NkiTensor, x: Any, y: Any, dtype: object = None) -> NkiTens
     dst = ndarray(condition.shape, named)
     for value in tiles:
         if value.shape != condition.shape:
-            found = f"has shape {value.shape}"
             allowed = f"the condition has {condition.shape}"
-            raise ShapeMismatch("nl.where", "x or y", found, allowed)
+            raise ShapeMismatch("nl.where", "x or y", f"has shape {value.shape}", allowed)
     flag = ndarray(condition.shape, "uint8")
     isa.tensor_scalar(dst=flag, data=condition, op0=TOKENS["not_equal"], operand0=0.0)
     _fill(dst, y)
@@ -192,8 +186,7 @@ def dropout(x: NkiTensor, rate: Any, dtype: object = None) -> NkiTensor:
 def _last(x: NkiTensor, axis: Any, op: str) -> tuple[int, ...]:
     axes = axes_of(x, axis)
     if axes != tuple(range(1, x.ndim)):
-        found = f"is {axis} of {x.ndim} dimensions"
-        raise WrongArgument(op, "axis", found, "all free dimensions are reduced")
+        raise WrongArgument(op, "axis", f"is {axis} of {x.ndim} dimensions", "all free dimensions are reduced")
     return axes
 
 
@@ -211,14 +204,9 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: object = None) -> NkiTensor:
 
 
 def rms_norm(
-    x: NkiTensor,
-    w: NkiTensor,
-    axis: Any,
-    n: int,
-    epsilon: float = 1e-06,
-    dtype: object = None,
+    x: NkiTensor, w: NkiTensor, axis: Any, n: int, epsilon: float = 1e-06, dtype: object = None,
     compute_dtype: object = None,
-) -> NkiTensor:
+) -> NkiTensor:  # fmt: skip
     """Compute x / sqrt(sum(x**2) / n + epsilon) * w over the free dimensions."""
     axes = _last(x, axis, "nl.rms_norm")
     middle = compute_dtype or "float32"
@@ -228,12 +216,10 @@ def rms_norm(
     scaled = ndarray((x.shape[0], 1), "float32")
     isa.tensor_scalar(dst=scaled, data=total, op0=_MULTIPLY, operand0=1.0 / n, op1=_ADD, operand1=epsilon)
     isa.tensor_scalar(dst=scaled, data=scaled, op0=TOKENS["rsqrt"], operand0=None)
-    weight = w
     if w.shape != x.shape:
-        found = f"has shape {w.shape}"
-        raise ShapeMismatch("nl.rms_norm", "w", found, f"x has {x.shape}, broadcast w first")
+        raise ShapeMismatch("nl.rms_norm", "w", f"has shape {w.shape}", f"x has {x.shape}, broadcast w first")
     dst = ndarray(x.shape, dtype or x.dtype)
-    isa.scalar_tensor_tensor(dst=dst, data=x, op0=_MULTIPLY, operand0=scaled, op1=_MULTIPLY, operand1=weight)
+    isa.scalar_tensor_tensor(dst=dst, data=x, op0=_MULTIPLY, operand0=scaled, op1=_MULTIPLY, operand1=w)
     return dst
 
 

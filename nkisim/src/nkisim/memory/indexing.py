@@ -22,7 +22,7 @@ class DynamicSlice:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A run-time start found in a subscript: dimension of the result, stride, bound."""
+    """A run-time start in a subscript: dimension of the result, stride, bound."""
 
     source: object
     dim: int
@@ -49,7 +49,7 @@ Subscripted = tuple[Layout, Pending | None, tuple[int, ...], LawError | None]
 
 
 def subscript(layout: Layout, key: object, on_chip: bool) -> Subscripted:
-    """Apply a subscript; return the layout, a run-time start if any, the kept dimensions, and the fault.
+    """Apply a subscript; return the layout, a run-time start if any, the remaining dimensions, and the fault.
 
     A slice that leaves the tensor or is empty is wrong only when an instruction takes it.
 
@@ -61,7 +61,7 @@ def subscript(layout: Layout, key: object, on_chip: bool) -> Subscripted:
     keys = _fill(keys, len(layout.shape))
     shape: list[int] = []
     strides: list[int] = []
-    kept: list[int] = []
+    remaining: list[int] = []
     offset = layout.offset
     pending: Pending | None = None
     fault: LawError | None = None
@@ -89,21 +89,21 @@ def subscript(layout: Layout, key: object, on_chip: bool) -> Subscripted:
         offset += start * stride
         shape.append(count)
         strides.append(stride * step)
-        kept.append(dim)
-    return (*_drop(Layout(tuple(shape), tuple(strides), offset), pending, kept, (dropped, on_chip)), fault)
+        remaining.append(dim)
+    return (*_drop(Layout(tuple(shape), tuple(strides), offset), pending, remaining, (dropped, on_chip)), fault)
 
 
 def _drop(
-    layout: Layout, pending: Pending | None, kept: list[int], how: tuple[list[int], bool]
+    layout: Layout, pending: Pending | None, remaining: list[int], how: tuple[list[int], bool]
 ) -> tuple[Layout, Pending | None, tuple[int, ...]]:
     """Remove integer-indexed dimensions, keeping two on chip and one in hbm."""
     dropped, on_chip = how
-    room = len(kept) - (2 if on_chip else 1)
+    room = len(remaining) - (2 if on_chip else 1)
     # the last dimensions stay when too few would be left
     gone = set(dropped[: max(0, min(len(dropped), room))])
     if not gone:
-        return layout, pending, tuple(kept)
-    stay = [d for d in kept if d not in gone]
+        return layout, pending, tuple(remaining)
+    stay = [d for d in remaining if d not in gone]
     shape = tuple(layout.shape[d] for d in stay)
     strides = tuple(layout.strides[d] for d in stay)
     return Layout(shape, strides, layout.offset), pending, tuple(stay)
@@ -115,16 +115,15 @@ def _fill(keys: list[object], rank: int) -> list[object]:
         raise IllegalView("subscript", None, "has two ellipses", "one is allowed")
     missing = rank - len(keys) + len(dots)
     if missing < 0:
-        found = f"has {len(keys) - len(dots)} indices"
-        raise IllegalView("subscript", None, found, f"the tensor has {rank} dimensions")
+        actual = f"has {len(keys) - len(dots)} indices"
+        raise IllegalView("subscript", None, actual, f"the tensor has {rank} dimensions")
     at = dots[0] if dots else len(keys)
     return keys[:at] + [slice(None)] * missing + keys[at + len(dots) :]
 
 
 def _integer(index: int, size: int, dim: int) -> int:
     if not -size <= index < size:
-        found = f"is index {index}"
-        raise OutOfRange("subscript", f"dim {dim}", found, f"the size is {size}")
+        raise OutOfRange("subscript", f"dim {dim}", f"is index {index}", f"the size is {size}")
     return index % size
 
 
@@ -139,11 +138,11 @@ def _slice(item: slice, size: int, dim: int) -> tuple[int, int, int, LawError | 
     if stop < 0:
         stop += size
     if not (0 <= start <= size and 0 <= stop <= size):
-        found = f"is the slice [{item.start}:{item.stop}]"
-        wrong = OutOfRange("subscript", f"dim {dim}", found, f"the size is {size}, nothing is clamped")
+        actual = f"is the slice [{item.start}:{item.stop}]"
+        wrong = OutOfRange("subscript", f"dim {dim}", actual, f"the size is {size}, nothing is clamped")
     elif step < 1 or stop <= start:
-        found = f"is the slice [{item.start}:{item.stop}:{step}]"
-        wrong = IllegalView("subscript", f"dim {dim}", found, "it must hold at least one element")
+        actual = f"is the slice [{item.start}:{item.stop}:{step}]"
+        wrong = IllegalView("subscript", f"dim {dim}", actual, "it must hold at least one element")
     step = max(1, step)
     return start, max(0, -(-(stop - start) // step)), step, wrong
 
@@ -154,9 +153,8 @@ def _dynamic(
     dim, size, stride = where
     source, count = (item.start, item.size) if isinstance(item, DynamicSlice) else (item, 1)
     if not (hasattr(source, "_storage") or isinstance(source, VirtualRegister | NkiScalar)):
-        found = f"is {type(item).__name__}"
         allowed = "int, slice, ..., nl.ds, a register, a scalar or a one-element tensor index a tensor"
-        raise IllegalView("subscript", f"dim {dim}", found, allowed)
+        raise IllegalView("subscript", f"dim {dim}", f"is {type(item).__name__}", allowed)
     if pending is not None:
         raise IllegalView(
             "subscript", f"dim {dim}", "is a second run-time index", "one run-time index is allowed per tensor"

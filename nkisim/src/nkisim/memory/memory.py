@@ -22,7 +22,7 @@ from nkisim.errors import (
     TooManyPartitions,
 )
 from nkisim.geometry import Geometry
-from nkisim.memory.storage import Allocation, Bytes, Shadow, Storage, poison
+from nkisim.memory.storage import AccessHistory, Allocation, Bytes, Storage, poison
 from nkisim.policy import Policy
 
 
@@ -58,23 +58,14 @@ class SharedMemory:
         precise = self.policy.precise_fp
         width = storage_of(request.dtype, precise).itemsize
         count = int(np.prod(request.shape, dtype=np.int64))
+        size = count * INFO[request.dtype].itemsize
         with self.lock:
-            self.hbm_used += count * INFO[request.dtype].itemsize
+            self.hbm_used += size
             used = self.hbm_used
         if used > self.geometry.hbm_bytes:
-            found = f"brings HBM to {used} B"
             allowed = f"one stack has {self.geometry.hbm_bytes} B"
-            raise HbmFull("ndarray", request.name or "tensor", found, allowed)
-        info = Allocation(
-            next(self.numbers),
-            request.name or "hbm",
-            "hbm",
-            core,
-            1,
-            count * INFO[request.dtype].itemsize,
-            request.line,
-            address=0,
-        )
+            raise HbmFull("ndarray", request.name or "tensor", f"brings HBM to {used} B", allowed)
+        info = Allocation(next(self.numbers), request.name or "hbm", "hbm", core, 1, size, request.line, address=0)
         mask = None
         if data is None:
             data = np.empty((1, count * width), np.uint8)
@@ -82,26 +73,23 @@ class SharedMemory:
                 mask = np.zeros((1, count * width), np.uint8)
                 if self.policy.numerics:
                     poison(data, request.dtype)
-        shadow = Shadow() if core < 0 and self.cores > 1 and self.policy.races else None
-        return Storage(info, data, mask, request.dtype, precise, complete=mask is None, shadow=shadow)
+        history = AccessHistory() if core < 0 and self.cores > 1 and self.policy.races else None
+        return Storage(info, data, mask, request.dtype, precise, complete=mask is None, history=history)
 
     def shared_hbm(self, request: Request, key: object) -> Storage:
         """Return the one storage that every core of the launch reaches under `key`."""
         with self.lock:
-            found = self.shared.get(key)
-        if found is None:
+            result = self.shared.get(key)
+        if result is None:
             storage = self.hbm(request, -1)
             with self.lock:
-                found = self.shared.setdefault(key, storage)
+                result = self.shared.setdefault(key, storage)
         size = int(np.prod(request.shape, dtype=np.int64)) * INFO[request.dtype].itemsize
-        if found.info.size != size or found.dtype != request.dtype:
-            raise CoresDiverge(
-                "ndarray",
-                request.name or "unnamed shared_hbm tensor",
-                f"is {size} B of {request.dtype} on one core and {found.info.size} B of {found.dtype} on the other",
-                "give shared tensors of different kind different names",
-            )
-        return found
+        if result.info.size != size or result.dtype != request.dtype:
+            name, other = request.name or "unnamed shared_hbm tensor", f"{result.info.size} B of {result.dtype}"
+            actual = f"is {size} B of {request.dtype} on one core and {other} on the other"
+            raise CoresDiverge("ndarray", name, actual, "give shared tensors of different kind different names")
+        return result
 
 
 @dataclass(eq=False)
@@ -135,8 +123,7 @@ class CoreMemory:
         if not name:
             return
         if name in self.names:
-            allowed = "explicit names are unique on a core"
-            raise DuplicateName("ndarray", f"name {name!r}", "is used twice", allowed)
+            raise DuplicateName("ndarray", f"name {name!r}", "is used twice", "explicit names are unique on a core")
         self.names.add(name)
 
     def _shared(self, request: Request) -> Storage:
@@ -152,24 +139,15 @@ class CoreMemory:
         geometry, policy = self.shared.geometry, self.shared.policy
         partitions = request.shape[0]
         if partitions > geometry.partitions:
-            found = f"has {partitions} partitions"
             allowed = f"on-chip memory has {geometry.partitions}"
-            raise TooManyPartitions("ndarray", request.name or "tensor", found, allowed)
+            raise TooManyPartitions("ndarray", request.name or "tensor", f"has {partitions} partitions", allowed)
         free = int(np.prod(request.shape[1:], dtype=np.int64))
         size = free * INFO[request.dtype].itemsize
         self._check_size(request, size)
         width = storage_of(request.dtype, policy.precise_fp).itemsize
-        info = Allocation(
-            next(self.shared.numbers),
-            request.name or request.space,
-            request.space,
-            self.core,
-            partitions,
-            size,
-            request.line,
-        )
-        if not request.name:
-            info.name = f"{request.space}.{info.number}"
+        number = next(self.shared.numbers)
+        name = request.name or f"{request.space}.{number}"
+        info = Allocation(number, name, request.space, self.core, partitions, size, request.line)
         self.allocations.append(info)
         if request.address is not None:
             return self._at_address(request, info, width)
@@ -192,9 +170,8 @@ class CoreMemory:
         limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
         if size > limit:
             law = PsumFull if psum else SbufFull
-            found = f"takes {size} B per partition"
             allowed = f"{request.space} has {limit} B per partition"
-            raise law("ndarray", request.name or "tensor", found, allowed)
+            raise law("ndarray", request.name or "tensor", f"takes {size} B per partition", allowed)
 
     def _at_address(self, request: Request, info: Allocation, width: int) -> Storage:
         """Place at an explicit (partition, byte) address; no byte changes until somebody writes."""
@@ -203,7 +180,7 @@ class CoreMemory:
         self._check_address(request, info)
         info.start_partition, info.address, info.explicit = partition, offset, True
         if not self.shared.policy.precise_fp:
-            # widened elements have no byte address; the storage is alone
+            # widened elements have no byte address; the storage shares no bytes
             count = info.size // INFO[request.dtype].itemsize
             return self._fresh(request, info, (info.partitions, count * width))
         return self._window(request, info)
@@ -221,7 +198,7 @@ class CoreMemory:
         matmul = np.zeros(size, np.uint8) if request.space == "psum" else None
         start = info.start_partition * pitch + info.address
         storage = Storage(info, data, mask, request.dtype, True, pitch, start, complete=not tracking,
-                          matmul=matmul, own_marks=True, neighbours=neighbours)  # fmt: skip
+                          matmul=matmul, separate_marks=True, neighbours=neighbours)  # fmt: skip
         for other in neighbours:
             other.neighbours = [*other.neighbours, storage]
         older.append(storage)
@@ -244,12 +221,12 @@ class CoreMemory:
         limit = geometry.psum_bytes_per_partition if psum else geometry.sbuf_bytes_per_partition
         check_start(partition, info.partitions, geometry, ("ndarray", f"address of {name}"))
         if offset < 0 or offset + info.size > limit:
-            found = f"covers bytes [{offset}, {offset + info.size})"
-            raise AddressTaken("ndarray", name, found, f"{request.space} has {limit} B")
+            actual = f"covers bytes [{offset}, {offset + info.size})"
+            raise AddressTaken("ndarray", name, actual, f"{request.space} has {limit} B")
         align = geometry.psum_bank_bytes if psum else geometry.sbuf_min_align
         if offset % align:
-            found = f"starts at byte {offset}"
-            raise Misaligned("ndarray", name, found, f"{request.space} starts are multiples of {align}")
+            actual = f"starts at byte {offset}"
+            raise Misaligned("ndarray", name, actual, f"{request.space} starts are multiples of {align}")
 
 
 def _poison_fresh(data: Bytes, info: Allocation, dtype: str, neighbours: list[Storage]) -> None:
@@ -296,6 +273,5 @@ def check_start(start: int, count: int, geometry: Geometry, who: tuple[str, str]
         return
     step = quadrant if count <= quadrant else (2 * quadrant if count <= 2 * quadrant else total)
     if start % step or start + count > total or start < 0:
-        found = f"covers partitions [{start}, {start + count})"
         allowed = f"{count} partitions may start at a multiple of {step} below {total}"
-        raise StartPartition(who[0], who[1], found, allowed)
+        raise StartPartition(who[0], who[1], f"covers partitions [{start}, {start + count})", allowed)

@@ -1,4 +1,4 @@
-"""Placing tensors on disjoint partitions at the same bytes, where columns alone do not fit."""
+"""Placing tensors on disjoint partitions at the same bytes, where columns do not fit."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def _pack(ordered: list[Allocation], region: Region, geometry: Geometry, in_plac
 
 
 def _into_quadrants(a: Allocation, busy: list[Allocation], region: Region, geometry: Geometry) -> bool:
-    """Give `a` the lowest free bytes among the partitions that it may start at; tell whether there are some."""
+    """Give `a` the lowest free bytes among the partitions that it may start at; return whether there are some."""
     step = geometry.quadrant if a.partitions <= geometry.quadrant else 2 * geometry.quadrant
     starts = range(0, geometry.partitions, step) if a.partitions <= step else (0,)
     free = []
     for start in starts:
-        beside = [b for b in busy if _partitions(b)[0] < start + a.partitions and start < _partitions(b)[1]]
-        address = _gap(beside, rounded(a, region), region)
+        neighbours = [b for b in busy if _partitions(b)[0] < start + a.partitions and start < _partitions(b)[1]]
+        address = _gap(neighbours, rounded(a, region), region)
         if address is not None:
             free.append((address, start))
     if free:

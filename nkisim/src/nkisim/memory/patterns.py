@@ -15,7 +15,7 @@ from nkisim.memory.views import Layout
 class Dynamic:
     """A run-time part of an address: `source` times `stride` is added to the offset.
 
-    A scalar source moves the whole view; a vector source gives one row index per entry of
+    A scalar source moves the full view; a vector source gives one row index per entry of
     dimension 0. `limit` is the largest legal index.
     """
 
@@ -43,8 +43,8 @@ def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> OutOfRange | 
     """
     if room.on_chip:
         if layout.shape[0] != 1 and layout.strides[0] != room.row:
-            found = f"has partition step {layout.strides[0]}"
-            raise IllegalView("ap", "pattern", found, f"the step is {room.row}, one partition")
+            actual = f"has partition step {layout.strides[0]}"
+            raise IllegalView("ap", "pattern", actual, f"the step is {room.row}, one partition")
         if dynamic is not None and dynamic.dim == 0:
             raise IllegalView(
                 "ap",
@@ -64,12 +64,11 @@ def access(layout: Layout, room: Room, dynamic: Dynamic | None) -> OutOfRange | 
         rows = start + layout.shape[0]
         last = views.last_element(Layout(layout.shape[1:], layout.strides[1:], count))
         if rows > room.partitions or last >= room.row:
-            found = f"reaches partition {rows - 1}, element {last}"
             allowed = f"the tensor has {room.partitions} partitions of {room.row} elements"
-            return OutOfRange("ap", "pattern", found, allowed)
+            return OutOfRange("ap", "pattern", f"reaches partition {rows - 1}, element {last}", allowed)
     elif not (dynamic and dynamic.vector) and views.last_element(layout) >= room.row:
-        found = f"reaches element {views.last_element(layout)}"
-        return OutOfRange("ap", "pattern", found, f"the tensor has {room.row} elements")
+        actual = f"reaches element {views.last_element(layout)}"
+        return OutOfRange("ap", "pattern", actual, f"the tensor has {room.row} elements")
     return None
 
 
@@ -86,12 +85,12 @@ def reinterpret(layout: Layout, old_bytes: int, new_bytes: int) -> Layout:
     if old_bytes == new_bytes:
         return layout
     if layout.strides[-1] != 1 and layout.shape[-1] != 1:
-        found = f"has a last dimension of stride {layout.strides[-1]}"
-        raise IllegalView("view", "tensor", found, "the last dimension must be contiguous")
+        actual = f"has a last dimension of stride {layout.strides[-1]}"
+        raise IllegalView("view", "tensor", actual, "the last dimension must be contiguous")
     sizes = (layout.shape[-1], layout.offset, *layout.strides[:-1])
     if any(s * old_bytes % new_bytes for s in sizes):
-        found = f"holds {layout.shape[-1]} elements of {old_bytes} B from {layout.offset}"
-        raise IllegalView("view", "tensor", found, f"it must divide into {new_bytes} B elements")
+        actual = f"holds {layout.shape[-1]} elements of {old_bytes} B from {layout.offset}"
+        raise IllegalView("view", "tensor", actual, f"it must divide into {new_bytes} B elements")
     last, offset, *strides = (s * old_bytes // new_bytes for s in sizes)
     return Layout((*layout.shape[:-1], last), (*strides, 1), offset)
 
@@ -103,9 +102,8 @@ def rearrange(layout: Layout, patterns: tuple[Names, Names], sizes: Mapping[str,
     """Split, reorder and merge dimensions by name."""
     source, target = (_groups(p) for p in patterns)
     if len(source) != len(layout.shape):
-        found = f"names {len(source)} dimensions"
         allowed = f"the tensor has {len(layout.shape)}"
-        raise IllegalView("rearrange", "src_pattern", found, allowed)
+        raise IllegalView("rearrange", "src_pattern", f"names {len(source)} dimensions", allowed)
     order = [name for group in source for name in group]
     wanted = [name for group in target for name in group]
     if sorted(order) != sorted(wanted) or len(set(order)) != len(order):

@@ -4,7 +4,7 @@ A storage is live from the first instruction that touches it to the last one, as
 sees it; the Python lifetime of the variable does not matter. Tensors with an explicit address
 keep it. The others take the free bytes that have been dead for the longest time, so that memory is
 reused as late as possible. When that does not fit, tensors that stay take the lowest free bytes, and only
-the others are spread: one stays if more bytes are asked for while it lives than the memory has. Then
+the others are spread: one stays if more bytes are requested while it lives than the memory has. Then
 first-fit is tried for all, and only then is the kernel refused. The refusal says whether the kernel would
 fit if each load came right before the first instruction that uses its data.
 """
@@ -74,8 +74,8 @@ def _spreads(used: list[Allocation], region: Region) -> Iterator[list[bool]]:
     """Which tensors take the bytes that have been dead for the longest time: all, those that do not stay, none."""
     yield [True] * len(used)
     firsts = [a.first for a in used]
-    asked = list(accumulate((rounded(a, region) for a in used), initial=0))
-    yield [asked[bisect_right(firsts, a.last)] - asked[i] <= region.size for i, a in enumerate(used)]
+    cumulative = list(accumulate((rounded(a, region) for a in used), initial=0))
+    yield [cumulative[bisect_right(firsts, a.last)] - cumulative[i] <= region.size for i, a in enumerate(used)]
     yield [False] * len(used)
 
 
@@ -110,20 +110,20 @@ def full(region: Region, peak: Peak, stuck: Allocation | None = None, later: boo
     """Build the refusal, with the list of the live tensors."""
     rows = [f"{name} {size} B ({line[0]}:{line[1]})" for name, size, line in peak.live[:12]]
     more = f" and {len(peak.live) - 12} more" if len(peak.live) > 12 else ""
-    found = f"holds {peak.peak_bytes_per_partition} B per partition at once"
+    actual = f"holds {peak.peak_bytes_per_partition} B per partition at once"
     if stuck is not None:
-        found += f" and has no gap of {stuck.size} B left for {stuck.name}"
+        actual += f" and has no gap of {stuck.size} B left for {stuck.name}"
     allowed = f"{region.size} B exist on core {region.core}; live then: {', '.join(rows)}{more}"
     if later:
         allowed += "; it fits if each load comes right before the first use of what it brings"
     law = SbufFull if region.space == "sbuf" else PsumFull
-    error = law("allocation", region.space, found, allowed)
+    error = law("allocation", region.space, actual, allowed)
     error.line = stuck.line if stuck else (peak.live[0][2] if peak.live else None)
     return error
 
 
 def _fit(used: list[Allocation], region: Region, spread: list[bool]) -> Allocation | None:
-    """Place in order of first use; return the allocation that found no gap, or None."""
+    """Place in order of first use; return the allocation that has no gap, or None."""
     fixed = [a for a in used if a.explicit]
     memory = _Memory(region)
     for a, late in zip(used, spread, strict=True):
@@ -167,13 +167,13 @@ class _Memory:
                 return address
         return None
 
-    def _within(self, low: int, most: int, taken: list[tuple[int, int]], size: int) -> int | None:
+    def _within(self, low: int, upper: int, taken: list[tuple[int, int]], size: int) -> int | None:
         """The first address from `low` to `most` that no tensor ahead needs."""
         address = -(-low // self.granule) * self.granule
         for start, stop in sorted(taken):
             if start < address + size and address < stop:
                 address = -(-stop // self.granule) * self.granule
-        return address if address <= most else None
+        return address if address <= upper else None
 
     def take(self, start: int, size: int, last: int) -> None:
         """Give bytes to a tensor that is used until `last`."""

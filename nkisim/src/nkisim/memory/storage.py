@@ -1,4 +1,4 @@
-"""The bytes behind tensors: poisoned when fresh, tracked per byte, aware of who wrote PSUM."""
+"""The bytes of tensors: poisoned when fresh, tracked per byte, aware of who wrote PSUM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkisim.errors import Line
 Bytes = NDArray[np.uint8]
 
 # mask values of one byte: it is unwritten, an instruction wrote it through another tensor since, it is written;
-# the largest is the good one, so that the smallest element tells of all
+# the largest is the good one, so that the smallest element decides for all
 UNWRITTEN, OVERWRITTEN, WRITTEN = 0, 1, 2
 # the official simulator's sentinel of unwritten integer memory
 INT_SENTINEL = 4
@@ -31,7 +31,7 @@ class Allocation:
     space: str
     core: int
     partitions: int
-    # bytes per partition on chip, bytes of the whole tensor in hbm
+    # bytes per partition on chip, bytes of the tensor in hbm
     size: int
     line: Line
     start_partition: int = 0
@@ -82,12 +82,12 @@ class Storage:
     unknown: bool = False
     # shortcut: once everything is written the mask need not be read again
     complete: bool = False
-    own_marks: bool = False
+    separate_marks: bool = False
     # the last tensor that was written on bytes of this one
     replaced_by: Allocation | None = None
     # storages at explicit addresses that share bytes with this one
     neighbours: Sequence[Storage] = ()
-    shadow: Shadow | None = None
+    history: AccessHistory | None = None
     # psum only: the number of the accumulation chain that wrote the byte last, 0 where no matmul did; the last chain's
     matmul: Bytes | None = None
     chain: int = 0
@@ -105,7 +105,7 @@ class Access:
 
 
 @dataclass(slots=True, eq=False)
-class Shadow:
+class AccessHistory:
     """Who accessed which byte of a shared storage since its cores last met."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -131,10 +131,7 @@ def poison(data: Bytes, dtype: str) -> None:
 
 
 def view_of(
-    storage_bytes: Bytes,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    where: tuple[int, tuple[int, ...]],
+    storage_bytes: Bytes, dtype: np.dtype[Any], shape: tuple[int, ...], where: tuple[int, tuple[int, ...]]
 ) -> Array:
     """Return a numpy view of bytes; `where` is (byte offset, byte strides)."""
     offset, strides = where

@@ -10,13 +10,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from nkisim.dtypes import INFO, WIDE, Array, bits_of, name_of, storage_of, to_fp32
-from nkisim.errors import (
-    AmbiguousManual,
-    IllegalView,
-    LawError,
-    NotSimulated,
-    OutOfRange,
-)
+from nkisim.errors import AmbiguousManual, IllegalView, LawError, NotSimulated, OutOfRange
 from nkisim.lines import kernel_line
 from nkisim.memory import indexing, patterns, views
 from nkisim.memory.no_operators import NoOperators
@@ -25,7 +19,7 @@ from nkisim.memory.storage import Bytes, Storage, view_of
 from nkisim.memory.views import Layout
 from nkisim.objects import MemoryRegion
 
-# views kept per tensor; a kernel's loop makes the same few again and again
+# views cached per tensor; a kernel's loop makes the same few again and again
 _MOST_SLICES = 256
 
 
@@ -57,7 +51,7 @@ class NkiTensor(NoOperators):
         self._on_chip = buffer is MemoryRegion.sbuf or buffer is MemoryRegion.psum
         self._array: Array | None = None
         self._extent: Any = None
-        self._looks: tuple[Any, ...] | None = None
+        self._signature: tuple[Any, ...] | None = None
         self._written: Array | None = None
         self._products: Array | None = None
         self._slices: dict[Any, NkiTensor] | None = None
@@ -96,7 +90,7 @@ class NkiTensor(NoOperators):
         new.dtype = dtype or self.dtype
         new.buffer, new.name, new._storage = self.buffer, self.name, self._storage
         new._on_chip, new._dynamic = self._on_chip, dynamic
-        new._array = new._extent = new._looks = new._written = new._products = new._slices = None
+        new._array = new._extent = new._signature = new._written = new._products = new._slices = None
         new._compared = False
         new._fault = self._fault
         if fault is not None and self._fault is None:
@@ -127,7 +121,7 @@ class NkiTensor(NoOperators):
         raise IllegalView(op, self.name, "changes a dimension indexed at run time", allowed)
 
     def is_contiguous(self) -> bool:
-        """Tell whether the elements are dense in row-major order; per partition on chip."""
+        """Return whether the elements are dense in row-major order; per partition on chip."""
         return views.contiguous(self._layout(), 1 if self._on_chip else 0)
 
     def get_pattern(self) -> list[list[int]]:
@@ -135,7 +129,7 @@ class NkiTensor(NoOperators):
         return [[s, n] for s, n in zip(self.strides, self.shape, strict=False)]
 
     def is_indirect(self) -> bool:
-        """Tell whether part of the address is known only at run time."""
+        """Return whether part of the address is known only at run time."""
         return self._dynamic is not None
 
     def __getitem__(self, key: object) -> NkiTensor:
@@ -145,18 +139,18 @@ class NkiTensor(NoOperators):
         known = self._slices
         if known is None:
             known = self._slices = {}
-        found = known.get(static)
-        if found is None:
+        result = known.get(static)
+        if result is None:
             if len(known) >= _MOST_SLICES:
                 known.clear()
-            found = known[static] = self._subscript(key)
-        return found
+            result = known[static] = self._subscript(key)
+        return result
 
     def _subscript(self, key: object) -> NkiTensor:
-        layout, pending, kept, fault = indexing.subscript(self._layout(), key, self._on_chip)
+        layout, pending, remaining, fault = indexing.subscript(self._layout(), key, self._on_chip)
         dynamic = self._dynamic
         if dynamic is not None:
-            at = kept.index(dynamic.dim) if dynamic.dim in kept else -1
+            at = remaining.index(dynamic.dim) if dynamic.dim in remaining else -1
             stays = at >= 0 and layout.shape[at] == self.shape[dynamic.dim]
             if pending is not None or (dynamic.vector and not stays):
                 self._refuse_dynamic("subscript")
@@ -204,10 +198,7 @@ class NkiTensor(NoOperators):
         return self._same_dims(views.reshape(self._layout(), shape, self._on_chip), "reshape")
 
     def rearrange(
-        self,
-        src_pattern: Sequence[object],
-        dst_pattern: Sequence[object],
-        fixed_sizes: Mapping[str, int] | None = None,
+        self, src_pattern: Sequence[object], dst_pattern: Sequence[object], fixed_sizes: Mapping[str, int] | None = None
     ) -> NkiTensor:
         """Split, reorder and merge dimensions by name: (('b', ('h', 'w')), ('b', 'w', 'h'))."""
         if self._dynamic is not None:
@@ -223,8 +214,8 @@ class NkiTensor(NoOperators):
         view = self[(slice(None),) * dim + (slice(start, end, step),)]
         if 0 <= start < end <= size and step >= 1:
             return view
-        found = f"is the slice [{start}:{end}:{step}]"
-        fault = OutOfRange("slice", f"dim {dim}", found, f"0 <= start < end <= {size} holds")
+        actual = f"is the slice [{start}:{end}:{step}]"
+        fault = OutOfRange("slice", f"dim {dim}", actual, f"0 <= start < end <= {size} holds")
         return self._make(view._layout(), view._dynamic, fault=fault)
 
     def select(self, dim: int, index: Any) -> NkiTensor:
@@ -236,8 +227,7 @@ class NkiTensor(NoOperators):
         """Take one row of HBM per entry of an SBUF (n, 1) tensor."""
         if self._on_chip or dim != 0:
             where = f"dim {dim} of a tensor in {self.buffer.value}"
-            allowed = "rows of HBM are selected at dim 0"
-            raise IllegalView("vector_select", where, "is selected", allowed)
+            raise IllegalView("vector_select", where, "is selected", "rows of HBM are selected at dim 0")
         if self._dynamic is not None:
             self._refuse_dynamic("vector_select")
         count = vector_offset.shape[0]
@@ -256,7 +246,7 @@ class NkiTensor(NoOperators):
     ) -> NkiTensor:
         """Address the storage directly with [[step, count], ...] in elements of `dtype`.
 
-        The documents disagree on a view: the docstring adds `offset` to the view's own, the
+        The documents disagree on a view: the docstring adds `offset` to the view's offset, the
         guides ignore the view. On a base tensor both agree; on a shifted view this follows the
         docstring and warns.
         """
@@ -298,11 +288,11 @@ class NkiTensor(NoOperators):
         return layout._replace(strides=(room.row, *layout.strides[1:]))
 
     def _gather(self, layout: Layout, index: NkiTensor, where: tuple[int, int], room: Room) -> tuple[Dynamic, Layout]:
-        """Return rows picked by an index tensor; the pattern's own row step is ignored."""
+        """Return rows picked by an index tensor; the row step of the pattern is ignored."""
         indirect_dim, stride = where
         if self._on_chip or indirect_dim != 0:
-            found = f"indexes dim {indirect_dim} of {self.buffer.value}"
-            raise IllegalView("ap", "vector_offset", found, "it indexes dim 0 of a tensor in HBM")
+            actual = f"indexes dim {indirect_dim} of {self.buffer.value}"
+            raise IllegalView("ap", "vector_offset", actual, "it indexes dim 0 of a tensor in HBM")
         row = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
         limit = patterns.scalar_limit(row, room, stride)
         layout = Layout(layout.shape, (0, *layout.strides[1:]), layout.offset)
@@ -312,7 +302,7 @@ class NkiTensor(NoOperators):
         info = self._storage.info
         return Room(self._on_chip, info.partitions, info.size // itemsize)
 
-    def _look(self) -> tuple[Any, ...]:
+    def _read_signature(self) -> tuple[Any, ...]:
         """Return the values that rules may depend on: shape, dtype, memory, start partition, limits of patterns."""
         self._judge()
         start, beyond = 0, ""
@@ -322,8 +312,8 @@ class NkiTensor(NoOperators):
                 start += self.offset // self._row()
             if len(self.shape) > 2 or self.strides[-1] > views.MOST_STRIDE:
                 beyond = views.beyond_engines(self._layout())
-        self._looks = (self.shape, self.dtype, self.buffer._value_, start, beyond)
-        return self._looks
+        self._signature = (self.shape, self.dtype, self.buffer._value_, start, beyond)
+        return self._signature
 
     def _may_reinterpret(self, dtype: str) -> None:
         if dtype != self.dtype and not self._storage.precise:
@@ -362,7 +352,7 @@ class NkiTensor(NoOperators):
         assert marks is not None
         storage = self._storage
         width = storage_of(self.dtype, storage.precise).itemsize
-        start, pitch = (0, storage.info.size) if storage.own_marks else (storage.start, storage.pitch)
+        start, pitch = (0, storage.info.size) if storage.separate_marks else (storage.start, storage.pitch)
         return view_of(marks, bits_of(width), self.shape, self._where(width, start, pitch))
 
     def _written_marks(self) -> Array:
@@ -397,7 +387,7 @@ class NkiTensor(NoOperators):
         return values.astype(dtype) if dtype is not None else values
 
     def __bool__(self) -> bool:
-        """Tell that there is a tensor: tracing cannot depend on data, but for `assert nl.equal(a, b)`."""
+        """Return that there is a tensor: tracing cannot depend on data, but for `assert nl.equal(a, b)`."""
         return not self._compared or bool(np.all(to_fp32(self.__array__()) != 0))
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def contiguous(layout: Layout, first: int = 0) -> bool:
-    """Tell whether dimensions from `first` on are dense and row-major."""
+    """Return whether dimensions from `first` on are dense and row-major."""
     step = 1
     for size, stride in zip(reversed(layout.shape[first:]), reversed(layout.strides[first:]), strict=False):
         if size != 1 and stride != step:
@@ -75,8 +75,7 @@ def broadcast(layout: Layout, dim: int, size: int, on_chip: bool) -> Layout:
     dim = axis(layout, dim, "broadcast")
     not_partition(dim, on_chip, "broadcast")
     if layout.shape[dim] != 1:
-        found = f"has size {layout.shape[dim]}"
-        raise IllegalView("broadcast", f"dim {dim}", found, "only size 1 can be broadcast")
+        raise IllegalView("broadcast", f"dim {dim}", f"has size {layout.shape[dim]}", "only size 1 can be broadcast")
     return replace(layout, dim, (size,), (0,))
 
 
@@ -105,8 +104,7 @@ def squeeze(layout: Layout, dim: int, on_chip: bool) -> Layout:
     dim = axis(layout, dim, "squeeze_dim")
     not_partition(dim, on_chip, "squeeze_dim")
     if layout.shape[dim] != 1:
-        found = f"has size {layout.shape[dim]}"
-        raise IllegalView("squeeze_dim", f"dim {dim}", found, "only size 1 can be removed")
+        raise IllegalView("squeeze_dim", f"dim {dim}", f"has size {layout.shape[dim]}", "only size 1 can be removed")
     return replace(layout, dim, (), ())
 
 
@@ -127,8 +125,8 @@ def solve(size: int, shape: Sequence[int], op: str) -> tuple[int, ...]:
     if parts.count(-1) == 1 and known and size % known == 0:
         parts = tuple(size // known if s == -1 else s for s in parts)
     if math.prod(parts) != size or any(s < 0 for s in parts):
-        found = f"does not hold {size} elements"
-        raise IllegalView(op, f"shape {tuple(shape)}", found, "the element count must not change")
+        actual = f"does not hold {size} elements"
+        raise IllegalView(op, f"shape {tuple(shape)}", actual, "the element count must not change")
     return parts
 
 
@@ -141,9 +139,9 @@ def flatten(layout: Layout, start: int, end: int, on_chip: bool) -> Layout:
     real = [(n, s) for n, s in group if n != 1]
     for (_, outer), (count, inner) in itertools.pairwise(real):
         if outer != count * inner:
-            found = f"have strides {layout.strides[start : end + 1]}"
+            actual = f"have strides {layout.strides[start : end + 1]}"
             allowed = "merged dimensions must be contiguous with each other"
-            raise IllegalView("flatten_dims", f"dims {start}..{end}", found, allowed)
+            raise IllegalView("flatten_dims", f"dims {start}..{end}", actual, allowed)
     stride = real[-1][1] if real else 1
     shape = (*layout.shape[:start], total, *layout.shape[end + 1 :])
     return Layout(shape, (*layout.strides[:start], stride, *layout.strides[end + 1 :]), layout.offset)
@@ -153,15 +151,15 @@ def reshape(layout: Layout, shape: Sequence[int], on_chip: bool) -> Layout:
     """Change the shape without moving data; on chip the partition count stays."""
     shape = solve(math.prod(layout.shape), shape, "reshape")
     if on_chip and (not shape or shape[0] != layout.shape[0]):
-        found = f"changes {layout.shape[0]} partitions"
-        raise IllegalView("reshape", f"shape {shape}", found, "shape[0] stays on chip")
+        actual = f"changes {layout.shape[0]} partitions"
+        raise IllegalView("reshape", f"shape {shape}", actual, "shape[0] stays on chip")
     first = 1 if on_chip else 0
     if shape[first:] == layout.shape[first:]:
         return layout
     strides = _restride(layout, shape, first)
     if strides is None:
-        found = f"cannot be reached from shape {layout.shape} with strides {layout.strides}"
-        raise IllegalView("reshape", f"shape {shape}", found, "the layout needs a copy")
+        actual = f"cannot be reached from shape {layout.shape} with strides {layout.strides}"
+        raise IllegalView("reshape", f"shape {shape}", actual, "the layout needs a copy")
     return Layout(shape, layout.strides[:first] + strides, layout.offset)
 
 

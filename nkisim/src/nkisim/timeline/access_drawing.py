@@ -1,4 +1,4 @@
-"""Draws the tensors of SBUF and PSUM as SVG: lifetimes, and reads and writes on a grid of time."""
+"""The tensors of SBUF and PSUM as SVG: lifetimes, and reads and writes on a grid of time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def accesses(events: Sequence[Event], result: Schedule) -> list[Accesses]:
 
 
 def cells(spans: Iterable[Span], latency: float) -> list[int]:
-    """How many accesses are under way in each cell of the grid."""
+    """How many accesses are in progress in each cell of the grid."""
     counts = [0] * CELLS
     for start, end in spans:
         first, last = (min(CELLS - 1, int(time / latency * CELLS)) for time in (start, end))

@@ -1,10 +1,10 @@
 """The chip as one frozen value: every number that the simulator knows about the hardware.
 
 Each constant states its unit, its source and its kind:
-  documented  stated in the text of the vendor's manual,
+  documented  stated in the vendor's manual,
   profile     read off an official profiler screenshot in the manual (1 to 4 % reading error),
-  measured    follows from public measurements of whole kernels on the chip, with their spread,
-  inferred    our own estimate; it carries the values that give the lowest and the highest latency.
+  measured    follows from public measurements of kernels on the chip, with their spread,
+  inferred    our estimate; it carries the values that give the lowest and the highest latency.
 Source paths are relative to the manual (aws-neuron-sdk); NKL is nki-library.
 """
 
@@ -32,11 +32,11 @@ GATHERS = "a public record of all-gathers of 8 B and 2 KB, 4 ranks on one chip: 
 LEDGER = "a public ledger of 630 all-reduces of 64 ranks: least 17.5 us, median 44.2, 90th percentile 135"
 MEGAKERNEL = "github.com/KevGomes1403/nki-moe-megakernel: 10.31 ms a step on the host, 9.50 on the device"
 COLLECTIVE_DOC = "neuron-runtime/explore/intranode-collective-comm.rst"
-CHIPBOOST = "github.com/yahavb/trainium-agent-labs, projects/03-chipboost (nkisim/validation/rows.py)"
-CS149 = "github.com/xaviergonzalez/asst4-trainium2, writeup.md (nkisim/validation/rows.py)"
+CHIPBOOST = "github.com/yahavb/trainium-agent-labs, projects/03-chipboost (validation/rows.py)"
+CS149 = "github.com/xaviergonzalez/asst4-trainium2, writeup.md (validation/rows.py)"
 CS149_PROFILES = "github.com/rishic3/asst4-trainium2, part1/profile_view_*.txt"
-KDA = "github.com/Jerry2423/kda-for-trainium (nkisim/validation/operators.py)"
-NAKB = "github.com/awslabs/nki-autotune, benchmark (nkisim/validation/library_rows.json)"
+KDA = "github.com/Jerry2423/kda-for-trainium (validation/operators.py)"
+NAKB = "github.com/awslabs/nki-autotune, benchmark (validation/library_rows.json)"
 TILED = "a public microbenchmark of column-tiled products: 1.38 columns a cycle in turn, 1.08 in one place"
 PUBLIC_PROFILES = "public trn2 profile records of about a hundred kernels"
 
@@ -76,17 +76,17 @@ def profile(value: float, unit: str, source: str, low: float, high: float) -> Co
 
 
 def measured(value: float, unit: str, source: str, low: float, high: float) -> Constant:
-    """A number that many public measurements of whole kernels agree on, with their range."""
+    """A number that many public measurements of kernels agree on, with their range."""
     return Constant(value, unit, source, "measured", low, high)
 
 
 def inferred(value: float, unit: str, why: str, low: float, high: float) -> Constant:
-    """Our own estimate, with the range that the uncertainty band explores."""
+    """Our estimate, with the range that the uncertainty band explores."""
     return Constant(value, unit, why, "inferred", low, high)
 
 
 @dataclass(frozen=True, slots=True)
-class Quantities(Generic[T]):
+class ChipSpec(Generic[T]):
     """The facts of one accelerator generation; field names carry the quantity, `unit` the unit."""
 
     name: str
@@ -155,6 +155,7 @@ class Quantities(Generic[T]):
     # dma
     dma_engines: T
     dma_partitions_per_engine: T
+    dma_dealt_row_bytes: T
     dma_bytes_per_ns: T
     dma_descriptor_ns: T
     dma_load_lead_ns: T
@@ -165,7 +166,7 @@ class Quantities(Generic[T]):
     dma_hwdge_interval_ns: T
     dma_swdge_start_ns: T
     dma_swdge_engine_ns: T
-    dma_swdge_whole_share: T
+    dma_swdge_full_tile_share: T
     dma_swdge_store_share: T
     dma_index_ns: T
     dma_ring_ns: T
@@ -191,9 +192,9 @@ class Quantities(Generic[T]):
     collective_ring_share: T
     collective_bytes_per_ns: T
 
-    # outside of a kernel's own time: once per launch of a graph, on the device
+    # outside of a kernel's time: once per launch of a graph, on the device
     launch_ns: T
-    # of a kernel that is profiled alone, instead
+    # of a kernel that is profiled by itself, instead
     profiled_launch_ns: T
     # once per launch of a graph, on the host
     host_dispatch_ns: T
@@ -206,12 +207,12 @@ class Quantities(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers(Quantities[float]):
+class ResolvedSpec(ChipSpec[float]):
     """The plain numbers of one case of the band, in the units that the constants state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chip(Quantities[Constant]):
+class Chip(ChipSpec[Constant]):
     """One accelerator generation, every number with its unit, source, kind and range."""
 
     def constants(self) -> dict[str, Constant]:
@@ -219,13 +220,13 @@ class Chip(Quantities[Constant]):
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Constant)}
 
-    def at(self, case: str) -> Numbers:
+    def at(self, case: str) -> ResolvedSpec:
         """The plain numbers of one case: `low`, `nominal` or `high` latency."""
         return _numbers(self, case)
 
 
 @lru_cache(maxsize=16)
-def _numbers(chip: Chip, case: str) -> Numbers:
+def _numbers(chip: Chip, case: str) -> ResolvedSpec:
     if case not in CASES:
         raise ValueError(f"case {case!r} is not one of {', '.join(CASES)}")
-    return Numbers(chip.name, chip.geometry, **{name: c.at(case) for name, c in chip.constants().items()})
+    return ResolvedSpec(chip.name, chip.geometry, **{name: c.at(case) for name, c in chip.constants().items()})

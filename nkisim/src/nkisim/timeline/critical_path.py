@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.program import Program
@@ -21,14 +21,14 @@ class PathEvent(NamedTuple):
     parts: tuple[tuple[str, float], ...]
 
 
-def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent, ...]:
+def critical_path(program: Program, times: Times, n: ResolvedSpec) -> tuple[PathEvent, ...]:
     """Walk back from the event that ends last to time zero.
 
     The parts of all steps add up to the latency.
     """
     if not times.end:
         return ()
-    starts, ends, frees, blockers, held = times.start, times.end, times.free, times.blocker, times.held
+    starts, ends, frees, blockers, waited = times.start, times.end, times.free, times.blocker, times.waited
     streams, loads, costs, lane_of = times.stream, times.table_loads, program.costs["nominal"], program.lane_of
     labels = [(f"{engine} data", f"{engine} fixed cost") for _, engine in program.lanes]
     until = max(ends)
@@ -41,13 +41,13 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
         else:
             stream = cost.stream if type(cost) is EngineCost else streams[event]
             table = min(until - start, n.scalar_table_load_ns) if event in loads else 0.0
-            parts = _own_parts(labels[lane_of[event]], stream, until - start - table)
+            parts = _work_parts(labels[lane_of[event]], stream, until - start - table)
             if table:
                 parts.insert(0, ("scalar table load", table))
         until = 0.0
         if blocker != NO_EVENT:
             # an instruction that only had to be read from frees its operand early
-            until = (ends if held[event] else frees)[blocker]
+            until = (ends if waited[event] else frees)[blocker]
             until = until if until < start else start
         if start - until > 1e-9:
             parts.append(("semaphore", start - until))
@@ -57,7 +57,7 @@ def critical_path(program: Program, times: Times, n: Numbers) -> tuple[PathEvent
     return tuple(steps)
 
 
-def _own_parts(labels: tuple[str, str], stream: float, span: float) -> list[tuple[str, float]]:
+def _work_parts(labels: tuple[str, str], stream: float, span: float) -> list[tuple[str, float]]:
     """Split the time that the path spends in one instruction: its data, the rest."""
     if 0.0 < stream < span:
         return [(labels[0], stream), (labels[1], span - stream)]

@@ -182,21 +182,21 @@ class History:
 
     def __init__(self) -> None:
         self.shapes: dict[Shape, Segments] = {}
-        # the same by the look of earlier accesses
+        # the same by the extent of earlier accesses
         self.known: dict[tuple[object, ...], Segments] = {}
 
     def segments(self, shape: Shape) -> Segments:
         """The segments of a shape, which know those that it can conflict with."""
-        own = self.shapes.get(shape)
-        if own is None:
-            own = Segments()
+        segment = self.shapes.get(shape)
+        if segment is None:
+            segment = Segments()
             for key, other in self.shapes.items():
                 if may_overlap(key, shape):
-                    own.rivals.append(other)
-                    other.rivals.append(own)
+                    segment.rivals.append(other)
+                    other.rivals.append(segment)
                     other.cuts += 1
-            self.shapes[shape] = own
-        return own
+            self.shapes[shape] = segment
+        return segment
 
     def outstanding(self, shape: Shape, span: Span, edges: Edges) -> None:
         """Edges to everything that touched the span in any shape that overlaps."""
@@ -208,11 +208,11 @@ class History:
 class Operand:
     """An operand that events name again and again: the segments that it touches, until they are cut anew."""
 
-    __slots__ = ("cuts", "others", "own", "segments", "span", "write")
+    __slots__ = ("cuts", "others", "segment", "segments", "span", "write")
 
     def __init__(self, segments: Segments, span: Span, write: bool) -> None:
         self.segments, self.span, self.write = segments, span, write
-        self.own: Segment | None = None
+        self.segment: Segment | None = None
         self.others: list[Segment] = []
         self.cuts = -1
 
@@ -220,8 +220,8 @@ class Operand:
         """Add the edges of an access and remember it; the next one finds its segments."""
         segments, span = self.segments, self.span
         segments.access(span, (self.write, position, lane), edges)
-        self.own = segments.exact.get(span)
-        if self.own is not None:
+        self.segment = segments.exact.get(span)
+        if self.segment is not None:
             self.others = [part for rival in segments.rivals for part in rival.touched(span)]
             self.cuts = segments.cuts
 
@@ -242,19 +242,19 @@ class Dependence:
         first: Edges = {} if event.engine == "tensor" else rest
         target = first
         for operand in operands:
-            write, own = operand.write, operand.own
+            write, segment = operand.write, operand.segment
             target = rest if write else target
-            if own is None or operand.cuts != operand.segments.cuts:
+            if segment is None or operand.cuts != operand.segments.cuts:
                 operand.access(position, lane, target)
             else:
                 # Segment.collect and Segment.record, without a call in the most common case
                 if write:
-                    own.collect(True, target)
-                    own.writer, own.readers = position, {}
+                    segment.collect(True, target)
+                    segment.writer, segment.readers = position, {}
                 else:
-                    if own.writer >= 0:
-                        target[own.writer] = RESULT
-                    own.readers[lane] = position
+                    if segment.writer >= 0:
+                        target[segment.writer] = RESULT
+                    segment.readers[lane] = position
                 for other in operand.others:
                     other.collect(write, target)
             target = rest
@@ -284,11 +284,11 @@ class Dependence:
         if storage is None:
             storage = self._storages[key] = History()
         span = extent.span
-        look = (extent.partitions, span, extent.elements, extent.row_bytes)
-        segments = storage.known.get(look)
+        place = (extent.partitions, span, extent.elements, extent.row_bytes)
+        segments = storage.known.get(place)
         if segments is None:
             shape = shape_of(extent)
-            segments = storage.known[look] = storage.segments(shape)
+            segments = storage.known[place] = storage.segments(shape)
             if extent.space != "hbm":
                 self._take_address(extent, shape, core, edges)
         segments.access(span, access, edges)

@@ -1,4 +1,4 @@
-"""Draws a schedule as SVG: one row per engine and queue, a bar per instruction."""
+"""A schedule as SVG: one row per engine and queue, a bar per instruction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MERGE = 1.5
 
 @dataclass(slots=True)
 class Bar:
-    """One or several instructions drawn as one rectangle."""
+    """One or several instructions as one rectangle."""
 
     start: float
     end: float
@@ -65,7 +65,7 @@ def lane_order(result: Schedule) -> list[int]:
 
 
 def shown_from(result: Schedule, event: int) -> float:
-    """Where a bar starts: a transfer is drawn while its data moves, not while it waits."""
+    """Where a bar starts: a transfer is shown while its data moves, not while it waits."""
     return result.moving.get(event, result.start[event])
 
 
@@ -84,17 +84,7 @@ def bars(events: Sequence[Event], result: Schedule, lane: int, scale: float) -> 
             last.work += end - start
             continue
         line = f"{event.line[0].split('/')[-1]}:{event.line[1]}"
-        rows.append(
-            Bar(
-                start,
-                end,
-                event.name or event.op,
-                line,
-                _event_colour(event, result, lane),
-                1,
-                end - start,
-            )
-        )
+        rows.append(Bar(start, end, event.name or event.op, line, _event_colour(event, result, lane), 1, end - start))
     return rows
 
 
@@ -144,6 +134,7 @@ def draw(events: Sequence[Event], result: Schedule, core: int | None = None) -> 
         f'aria-label="simulated timeline">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
+    parts.append(f'<text x="10" y="{TOP - 16}" fill="#5c6670">simulated, no launch</text>')
     parts += axis(latency, scale, height)
     y = TOP
     parts += _critical(events, result, scale, y)
@@ -191,8 +182,8 @@ def _critical(events: Sequence[Event], result: Schedule, scale: float, y: float)
         lane = result.lane_of[step.event]
         event = events[step.event]
         waits = [p for p in step.parts if p[0] == "semaphore"]
-        own = [p for p in step.parts if p[0] != "semaphore"]
-        for cause, time in waits + own:
+        local = [p for p in step.parts if p[0] != "semaphore"]
+        for cause, time in waits + local:
             colour = COLOURS["semaphore"] if cause == "semaphore" else _event_colour(event, result, lane)
             if cause.startswith("waiting for"):
                 colour = COLOURS["wait"]

@@ -1,7 +1,7 @@
 """The list scheduler: runs prepared events through in-order engines and shared resources.
 
 An event starts when it is at the head of its lane and its producers are done. Instructions are placed as soon as
-that is known; transfers, which alone share resources with other lanes, are placed in order of time.
+that is known; transfers, the only events that share resources with other lanes, are placed in order of time.
 A transfer is issued by its lane and later moves its data: one queue serves its transfers in
 order, and queues that compete for an engine alternate.
 """
@@ -43,7 +43,7 @@ class Machine:
         # the placed events and their times, a transfer's data as ~event
         self.order: list[int] = []
         self.tables: dict[int, list[str]] = {}
-        # the part of the array that the last product kept busy, by lane
+        # the part of the array that the last product used, by lane
         self.groups: dict[int, int] = {}
         self.clocks = {lane: TensorClock(n) for lane, (_, name) in enumerate(program.lanes) if name == "tensor"}
         stacks: dict[int, list[float]] = {}
@@ -96,7 +96,7 @@ class Machine:
                     self.waiting.setdefault(blocker if ready == UNSCHEDULED else writer, []).append(lane)
                     break
                 free = self.lane_free[lane]
-                late = times.held[event] = ready > free
+                late = times.waited[event] = ready > free
                 times.blocker[event] = blocker if late else queue[at - 1] if at else NO_EVENT
                 times.start[event] = ready = max(ready, free)
                 if isinstance(self.costs[event], DmaCost):
@@ -155,17 +155,17 @@ class Machine:
         return load
 
     def _multiply(self, event: int, cost: MatmulCost, lane: int, ready: float) -> None:
-        """Load weights behind the running multiply if they are there in time, then multiply."""
+        """Load weights during the running multiply if they are there in time, then multiply."""
         n, times, clock = self.n, self.times, self.clocks[lane]
         weights_ready, producer = self._last(self.program.weight_links[event])
-        # the load hides behind the running product; weights that come later are loaded in the open
+        # the load overlaps the running product; weights that come later are loaded in the open
         load = weights_ready if weights_ready > clock.multiply_start else clock.multiply_start
         exposed = n.tensor_load_exposed_ns if weights_ready >= self.lane_free[lane] else 0.0
         loaded = load + cost.load + exposed
         begin = loaded if loaded > ready else ready
         if weights_ready > ready:
-            times.blocker[event], times.held[event] = producer, True
-        # a load that did not fit behind the previous multiply belongs to this event
+            times.blocker[event], times.waited[event] = producer, True
+        # a load that did not fit into the previous multiply belongs to this event
         times.start[event] = (load if load > ready else ready) if begin > ready else begin
         stream = cost.stream * cost.passes
         if cost.group >= 0:
@@ -183,23 +183,23 @@ class Machine:
         begin = triggered if triggered > due - cost.ahead else due - cost.ahead
         generators[cost.generator] = (triggered if triggered > due else due) + cost.interval
         # a full generator holds the sequencer back
-        behind = begin - self.n.dma_generator_depth * cost.interval
-        self.times.free[event] = max(behind, triggered)
+        earliest = begin - self.n.dma_generator_depth * cost.interval
+        self.times.free[event] = max(earliest, triggered)
         queue.pending.append((event, cost, begin, begin + cost.lead))
 
     def _move(self, queue: Queue, now: float) -> None:
         """Move the data of a queue's first transfer through DMA engines and HBM."""
         event, cost, begin, data = queue.pending.popleft()
-        core, own, end, busy = queue.core, queue.free, now, 0.0
+        core, queue_free, end, busy = queue.core, queue.free, now, 0.0
         # descriptors may come faster than an engine takes transfers from its ring
-        engines, ring = core.engines, core.rings if cost.pace else None
+        engines, ring = core.engines, core.rings if cost.ring_interval else None
         for engine, time in cost.shares:
             free = engines[engine]
             start = free if free > now else now
             if ring:
                 start = max(start, ring[engine])
-                ring[engine] = start + cost.pace
-            engines[engine] = own[engine] = done = start + time
+                ring[engine] = start + cost.ring_interval
+            engines[engine] = queue_free[engine] = done = start + time
             if done > end:
                 end, busy = done, time
         queue.latest = end if end > queue.latest else queue.latest
@@ -218,6 +218,6 @@ def _movable(queue: Queue) -> float:
     _, cost, _, data = queue.pending[0]
     if queue.latest <= data:
         return data
-    own = queue.free
-    free = min([own[engine] for engine, _ in cost.shares])
+    queue_free = queue.free
+    free = min([queue_free[engine] for engine, _ in cost.shares])
     return free if free > data else data

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost
 from nkisim.timeline.costs.engines import EngineCost
 from nkisim.timeline.dependence import RESULT
@@ -21,7 +21,7 @@ from nkisim.timeline.schedule_state import NO_EVENT, UNSCHEDULED
 _FIXED = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
 
-def pipelined(program: Program, n: Numbers) -> Program:
+def pipelined(program: Program, n: ResolvedSpec) -> Program:
     """The same events with lanes in the order of a list schedule; the program itself if nothing moves."""
     order = _ListSchedule(program, n)
     order.run()
@@ -43,7 +43,7 @@ def _estimate(cost: AnyCost, drain: float) -> tuple[float, float]:
         return cost.pitch, cost.latency
     if isinstance(cost, DmaCost):
         busy = max([time for _, time in cost.shares])
-        return max(cost.trigger, cost.interval, cost.pace, busy), cost.interval + cost.lead + busy + cost.tail
+        return max(cost.trigger, cost.interval, cost.ring_interval, busy), cost.interval + cost.lead + busy + cost.tail
     stream = cost.stream * cost.passes
     return stream, stream + drain
 
@@ -51,7 +51,7 @@ def _estimate(cost: AnyCost, drain: float) -> tuple[float, float]:
 class _ListSchedule:
     """The state of the pass: the events that each lane may take next, and when."""
 
-    def __init__(self, program: Program, n: Numbers) -> None:
+    def __init__(self, program: Program, n: ResolvedSpec) -> None:
         count = len(program.events)
         self.program, self.reach = program, int(n.compiler_window)
         self.semaphore, self.dma_semaphore = n.semaphore_ns, n.dma_semaphore_ns
@@ -141,14 +141,14 @@ class _ListSchedule:
                 self._advance(self.core_of[lane])
             # look at the lane again when it can take its candidates
             if ready or future:
-                self._look(lane, self.free[lane] if ready else max(self.free[lane], future[0][0]))
+                self._wake(lane, self.free[lane] if ready else max(self.free[lane], future[0][0]))
         if not all(self.done):
             # a circle of edges: the scheduler names its events
             self.queues = [queue[:] for queue in self.program.queues]
             self.lane_of, self.moved = self.program.lane_of[:], []
 
-    def _look(self, lane: int, time: float) -> None:
-        """Look at a lane at this time, or earlier."""
+    def _wake(self, lane: int, time: float) -> None:
+        """Take the next event of a lane at this time, or earlier."""
         if time < self.due[lane]:
             self.due[lane] = time
             heappush(self.heap, (time, lane))
@@ -171,7 +171,7 @@ class _ListSchedule:
             lane = self._choose(position, lane)
         self.load[lane] += self.takes[position][0]
         heappush(self.future[lane], (self.at[position], position))
-        self._look(lane, max(self.at[position], self.free[lane]))
+        self._wake(lane, max(self.at[position], self.free[lane]))
 
     def _choose(self, position: int, vector: int) -> int:
         """The engine on which a copy would end first, given the work that waits there."""

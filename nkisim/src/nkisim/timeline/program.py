@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.chip import CASES, Chip, ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost, dma_cost, is_store, issuer_of
 from nkisim.timeline.costs.engines import EngineCost, MatmulCost
 from nkisim.timeline.costs.table import law_of
@@ -79,9 +79,9 @@ def lane_of(event: Event) -> Lane:
     return event.core, issuer
 
 
-def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
+def _cost_key(event: Event, full_tile: bool) -> tuple[object, ...]:
     """The facts of an event that the cost laws can see."""
-    key: list[object] = [event.engine, event.op, len(event.reads), whole]
+    key: list[object] = [event.engine, event.op, len(event.reads), full_tile]
     for x in event.reads + event.writes:
         low, high = x.span
         key += (x.space, x.dtype, x.elements, x.partitions, x.row_bytes, high - low)
@@ -89,7 +89,7 @@ def _cost_key(event: Event, whole: bool) -> tuple[object, ...]:
     return tuple(key)
 
 
-class Look(NamedTuple):
+class EventFacts(NamedTuple):
     """The common facts of events on one core with the same work and the same operands."""
 
     lane: int
@@ -100,27 +100,27 @@ class Look(NamedTuple):
 
 
 class _Laws:
-    """The costs of events in all cases; events that look alike are costed once."""
+    """The costs of events in all cases; events of equal work and operands are costed once."""
 
-    def __init__(self, events: Sequence[Event], numbers: list[Numbers]) -> None:
+    def __init__(self, events: Sequence[Event], numbers: list[ResolvedSpec]) -> None:
         self.numbers = numbers
         self.tiles = _tile_bounds(events)
-        self.by_look: dict[tuple[object, ...], list[AnyCost]] = {}
+        self.by_key: dict[tuple[object, ...], list[AnyCost]] = {}
         # by the identity of the costs on the engine that the event is recorded on
         self.other: dict[int, list[AnyCost]] = {}
 
     def costs(self, event: Event) -> list[AnyCost]:
         """The cost of one event, a value for each case."""
-        whole = event.engine == "dma" and self._fills_a_tile(event)
-        key = _cost_key(event, whole)
-        costs = self.by_look.get(key)
+        full_tile = event.engine == "dma" and self._fills_a_tile(event)
+        key = _cost_key(event, full_tile)
+        costs = self.by_key.get(key)
         if costs is None:
-            costs = self.by_look[key] = [self._cost(event, n, whole) for n in self.numbers]
+            costs = self.by_key[key] = [self._cost(event, n, full_tile) for n in self.numbers]
         return costs
 
-    def _cost(self, event: Event, n: Numbers, whole: bool) -> AnyCost:
+    def _cost(self, event: Event, n: ResolvedSpec, full_tile: bool) -> AnyCost:
         if event.engine == "dma":
-            return dma_cost(event, n, whole)
+            return dma_cost(event, n, full_tile)
         return law_of(event.engine, event.op)(event, n)
 
     def _fills_a_tile(self, event: Event) -> bool:
@@ -193,16 +193,16 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
     """
     program = Program(events)
     laws, dependence = _Laws(events, [chip.at(case) for case in cases]), Dependence()
-    looks: dict[tuple[str, str, int, int, int, int], Look] = {}
+    known: dict[tuple[str, str, int, int, int, int], EventFacts] = {}
     costs: list[list[AnyCost]] = []
     edges, lanes, queues = program.edges, program.lane_of, program.queues
     for position, event in enumerate(events):
         # a loop's instructions name the same objects again and again
         key = event.op, event.engine, event.core, id(event.work), id(event.reads), id(event.writes)
-        look = looks.get(key)
-        if look is None:
-            look = looks[key] = _look(program, laws, event)
-        lane, cost, choice, operands = look
+        facts = known.get(key)
+        if facts is None:
+            facts = known[key] = _facts_of(program, laws, event)
+        lane, cost, choice, operands = facts
         first, rest = dependence.edges(position, lane, event, operands)
         if first is not rest:
             program.weights[position] = first
@@ -212,18 +212,18 @@ def prepare(events: Sequence[Event], chip: Chip, cases: tuple[str, ...] = CASES)
         costs.append(cost)
         if choice is not None:
             program.choices[position] = choice
-    program.dma_engines = _merge_engines(list(laws.by_look.values()))
+    program.dma_engines = _merge_engines(list(laws.by_key.values()))
     program.costs = {case: [cost[i] for cost in costs] for i, case in enumerate(cases)}
     _join_meetings(program)
     program.connect()
     return program
 
 
-def _look(program: Program, laws: _Laws, event: Event) -> Look:
+def _facts_of(program: Program, laws: _Laws, event: Event) -> EventFacts:
     """The facts that an event shares with those that name the same work and operands."""
     costs = laws.costs(event)
     chosen = event.op == "tensor_copy" and event.engine == "vector" and event.work.get("engine") == "unknown"
-    return Look(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
+    return EventFacts(program.lane(lane_of(event)), costs, laws.on_scalar(event, costs) if chosen else None, [])
 
 
 # by kind of producer, and for each by kind of edge: the signal that a consumer waits for, if it has to
@@ -233,7 +233,7 @@ Signals = list[int | None]
 def _signals(lanes: list[Lane]) -> list[Signals]:
     """The way in which an event of each kind learns of an earlier one.
 
-    An in-order engine keeps its own writes behind its earlier reads and writes without a wait, and the tensor
+    An in-order engine orders its own writes after its earlier reads and writes without a wait, and the tensor
     engine accumulates into PSUM without waiting for its own results. Transfers of one lane overlap, so they wait, and
     always signal. An engine that only read frees its operand early.
     """

@@ -53,13 +53,7 @@ def to_json(events: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]
          x.row_bytes]
         for x in table
     ]  # fmt: skip
-    return {
-        "format": FORMAT,
-        "about": dict(about),
-        "files": list(files),
-        "extents": extents,
-        "events": rows,
-    }
+    return {"format": FORMAT, "about": dict(about), "files": list(files), "extents": extents, "events": rows}
 
 
 def from_json(data: Mapping[str, Any]) -> RecordingFile:

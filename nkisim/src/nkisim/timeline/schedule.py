@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nkisim.event import Event
-from nkisim.timeline.chip import CASES, Chip, Numbers
+from nkisim.timeline.chip import CASES, Chip, ResolvedSpec
+from nkisim.timeline.compiler_model import COMPILER, CompilerModel
 from nkisim.timeline.costs.dma import COLLECTIVES, DmaCost, hbm_bytes
 from nkisim.timeline.costs.engines import MatmulCost
 from nkisim.timeline.critical_path import PathEvent, critical_path, waits_by_cause
-from nkisim.timeline.habits import COMPILER, Habits
 from nkisim.timeline.list_scheduler import Machine
 from nkisim.timeline.pipelining import pipelined
 from nkisim.timeline.program import Program, prepare
@@ -37,11 +37,11 @@ class Schedule:
     # nominal constants: in program order, and in the order of a pipelining compiler
     program_order_ns: float
     pipelined_ns: float
-    # nine of ten measured kernels are between these two, by the residuals of those that are known
+    # eight of ten measured kernels are between these two, which are within the possible ends
     likely_low_ns: float
     likely_high_ns: float
     # none of these is in a latency: a launch of a graph, paid once by all of its kernels; one of a kernel that is
-    # profiled alone; and the host's dispatch of a graph
+    # profiled by itself; and the host's dispatch of a graph
     launch_ns: float
     profiled_launch_ns: float
     host_dispatch_ns: float
@@ -63,13 +63,15 @@ class Schedule:
     waits_ns: dict[str, float]
 
 
-def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habits: Habits = COMPILER) -> Schedule:
+def schedule(
+    events: Sequence[Event], chip: Chip = TRN2, band: bool = True, compiler: CompilerModel = COMPILER
+) -> Schedule:
     """Schedule a launch's events.
 
     Args:
         events: in launch-wide order; per core that is program order.
         band: also schedule with the low and the high constants; without it the band is a point.
-        habits: what the compiler is taken to do, such as the order that the latency is of.
+        compiler: what the compiler is taken to do, such as the order that the latency is of.
 
     Raises:
         NotSimulated: an operation has no cost law.
@@ -77,19 +79,20 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
     """
     written = prepare(events, chip, CASES if band else ("nominal",))
     n = chip.at("nominal")
-    if not habits.spread_copies:
+    if not compiler.spread_copies:
         written.choices.clear()
     machines = [Machine(order, chip, "nominal") for order in dict.fromkeys((written, pipelined(written, n)))]
     for machine in machines:
         machine.run()
     ends = [max(machine.times.end, default=0.0) for machine in machines]
     # a compiler keeps the order of the program where its own is not faster
-    place = {"program": 0, "reordered": len(ends) - 1}.get(habits.order, ends.index(min(ends)))
+    place = {"program": 0, "reordered": len(ends) - 1}.get(compiler.order, ends.index(min(ends)))
     best = machines[place]
     program, times, latency = best.program, best.times, max(best.times.end, default=0.0)
     low, high = _band(best, machines[0], chip) if band else (latency, latency)
+    low, high = min(low, latency), max(high, latency)
     path = critical_path(program, times, n)
-    # a collective is under way from its start: its latency is work of others
+    # a collective is in progress from its start: its latency is work of others
     transfers = {i: t for i, t in times.moved.items() if events[i].op not in COLLECTIVES}
     moving = {event: end - shared - stream for event, (_, _, stream, shared, end) in transfers.items()}
     flops, compute_ns = _compute(program)
@@ -102,13 +105,13 @@ def schedule(events: Sequence[Event], chip: Chip = TRN2, band: bool = True, habi
         free=times.free,
         end=times.end,
         latency_ns=latency,
-        low_ns=min(low, latency),
-        high_ns=max(high, latency),
+        low_ns=low,
+        high_ns=high,
         order="program" if place == 0 else "reordered",
         program_order_ns=ends[0],
         pipelined_ns=ends[-1],
-        likely_low_ns=latency / n.residual_share,
-        likely_high_ns=latency * n.residual_share,
+        likely_low_ns=max(low, latency / n.residual_share),
+        likely_high_ns=min(high, latency * n.residual_share),
         launch_ns=n.launch_ns,
         profiled_launch_ns=n.profiled_launch_ns,
         host_dispatch_ns=n.host_dispatch_ns,
@@ -137,13 +140,13 @@ def _band(best: Machine, written: Machine, chip: Chip) -> tuple[float, float]:
 
 
 def hbm_peak(events: Sequence[Event], chip: Chip) -> float:
-    """Bytes per nanosecond that the cores of this launch can draw from their HBM stack."""
+    """Bytes per nanosecond that the cores of this launch can read from their HBM stack."""
     cores = len({event.core for event in events}) or 1
     engines = chip.dma_engines.value * chip.dma_bytes_per_ns.value
     return min(cores * engines, chip.hbm_bytes_per_ns.value)
 
 
-def _memory(program: Program, hbm_moved: float, n: Numbers) -> float:
+def _memory(program: Program, hbm_moved: float, n: ResolvedSpec) -> float:
     """The least time for the transfers: each core's bytes over its engines, and all over the HBM stack."""
     through: dict[int, float] = {}
     for event, cost in zip(program.events, program.costs["nominal"], strict=True):
@@ -153,8 +156,8 @@ def _memory(program: Program, hbm_moved: float, n: Numbers) -> float:
     return max(engines, hbm_moved / (n.hbm_bytes_per_ns * _stacks(program, n)))
 
 
-def _stacks(program: Program, n: Numbers) -> int:
-    """HBM stacks that the launch's cores draw from."""
+def _stacks(program: Program, n: ResolvedSpec) -> int:
+    """HBM stacks that the launch's cores read from."""
     return len({core // int(n.cores_per_hbm_stack) for core, _ in program.lanes}) or 1
 
 

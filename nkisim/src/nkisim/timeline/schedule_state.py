@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.dma import DmaCost
 
 NO_EVENT = -1
@@ -20,15 +20,15 @@ Moved = tuple[float, float, float, float, float]
 
 @dataclass(slots=True)
 class Times:
-    """Nanoseconds per event, and who held each event back."""
+    """Nanoseconds per event, and what delayed each event."""
 
     start: list[float]
     # the engine can take its next instruction
     free: list[float]
     end: list[float]
-    # its lane's previous event, or a producer if that held it back longer
+    # its lane's previous event, or a producer if that delayed it longer
     blocker: list[int]
-    held: list[bool]
+    waited: list[bool]
     # how long a product streams, which its engine's clock decides
     stream: dict[int, float] = field(default_factory=dict)
     moved: dict[int, Moved] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class TensorClock:
 
     __slots__ = ("cool", "lift", "multiply_start", "slowdown", "spans", "warm", "window", "work")
 
-    def __init__(self, n: Numbers) -> None:
+    def __init__(self, n: ResolvedSpec) -> None:
         # (start, stop, share of the rows)
         self.spans: deque[tuple[float, float, float]] = deque()
         self.work = 0.0

@@ -1,8 +1,8 @@
 """A schedule as JSON trace events, which Perfetto and chrome://tracing open; `nkisim trace` writes it.
 
 Both want the slices of one thread to nest, and instructions in flight together do not: each lane has as many threads
-as it ever needs at once. Times are whole nanoseconds, which Perfetto cuts them to: of two fractions that meet it would
-see an overlap. Numbers of processes and threads begin at 1, since Perfetto takes thread 0 for the idle one.
+as it ever needs at once. Times are integer nanoseconds, which Perfetto cuts them to: of two fractions that meet it
+would see an overlap. Numbers of processes and threads begin at 1, since Perfetto takes thread 0 for the idle one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nkisim.dtypes import INFO
 from nkisim.errors import NotSimulated
 from nkisim.event import Event, Extent
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.engines import number, words
 
 # physical cores; a rank has one or two
@@ -40,7 +40,7 @@ class DmaCost:
     # bytes that pass through the DMA engines, once each
     moved: float = 0.0
     # the least time from one transfer to the next on each engine's ring, where descriptors come faster than that
-    pace: float = 0.0
+    ring_interval: float = 0.0
     # how far its generator may run ahead: a queue of static descriptors holds some that are fetched already
     ahead: float = 0.0
 
@@ -73,7 +73,7 @@ def issuer_of(event: Event) -> str:
     return str(event.work.get("issuer") or "sync")
 
 
-def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
+def _engine_shares(event: Event, n: ResolvedSpec) -> list[tuple[int, float]]:
     """Each DMA engine that takes part and its share: an engine serves eight partitions."""
     on_chip = [x for x in (*event.writes, *event.reads) if x.space != "hbm"]
     engines, width = int(n.dma_engines), int(n.dma_partitions_per_engine)
@@ -81,9 +81,9 @@ def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
         return [(e, 1.0 / engines) for e in range(engines)]
     start, stop = on_chip[0].partitions
     partitions = max(1, stop - start)
-    # several rows a partition are dealt out like rows of several partitions: eight to an engine
-    rows = max(number(event, "rows"), partitions)
-    if rows > partitions:
+    # several rows a partition are dealt out like rows of several partitions, eight to an engine, but for tiny ones
+    rows = number(event, "rows")
+    if rows > partitions and number(event, "row_bytes", n.dma_dealt_row_bytes) >= n.dma_dealt_row_bytes:
         stop = start + min(int(rows), width * engines)
     total = stop - start
     shares = []
@@ -93,7 +93,7 @@ def _engine_shares(event: Event, n: Numbers) -> list[tuple[int, float]]:
     return shares
 
 
-def _rate(event: Event, n: Numbers) -> float:
+def _rate(event: Event, n: ResolvedSpec) -> float:
     """Bytes per nanosecond of one DMA engine."""
     rate: float = n.dma_bytes_per_ns
     if event.work.get("transpose"):
@@ -102,11 +102,11 @@ def _rate(event: Event, n: Numbers) -> float:
     return rate
 
 
-def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[float, float, str]:
+def generation(event: Event, n: ResolvedSpec, engines: int, full_tile: bool) -> tuple[float, float, str]:
     """Trigger, interval and name of the generator that makes a transfer's descriptors.
 
     The hardware's two generators take a fixed time per transfer. Software takes a start and a time for every
-    DMA engine that it feeds, less where loads fill whole tiles and need no order among them, and more where HBM has
+    DMA engine that it feeds, less where loads fill full tiles and need no order among them, and more where HBM has
     to acknowledge stored data. A choice left to the compiler (`unknown`) runs as software does, without
     keeping the GpSimd engine from its work.
     """
@@ -116,15 +116,15 @@ def generation(event: Event, n: Numbers, engines: int, whole: bool) -> tuple[flo
     if dge == "hwdge":
         return n.dma_trigger_ns, n.dma_hwdge_interval_ns, f"hwdge {event.work.get('issuer')}"
     interval = n.dma_swdge_start_ns + engines * n.dma_swdge_engine_ns
-    if whole:
-        interval *= n.dma_swdge_whole_share
+    if full_tile:
+        interval *= n.dma_swdge_full_tile_share
     elif is_store(event):
         interval *= n.dma_swdge_store_share
     return (interval if dge == "swdge" else n.dma_trigger_ns), interval, "swdge"
 
 
-def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
-    """The law of dma_copy, dma_transpose, dma_compute and both sendrecv; `whole` if it fills a tile on chip."""
+def transfer(event: Event, n: ResolvedSpec, full_tile: bool = False) -> DmaCost:
+    """The law of dma_copy, dma_transpose, dma_compute and both sendrecv; `full` if it fills a tile on chip."""
     size = number(event, "bytes") or float(sum(extent_bytes(x) for x in event.writes))
     rows = number(event, "rows") or max(1.0, size / max(1.0, number(event, "row_bytes", size)))
     hbm = hbm_bytes(event) / n.hbm_bytes_per_ns
@@ -135,13 +135,13 @@ def transfer(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
     shares = tuple((engine, busy * share) for engine, share in _engine_shares(event, n))
     lead = n.dma_store_lead_ns if is_store(event) else n.dma_load_lead_ns
     lead += n.dma_index_ns * is_gather(event)
-    trigger, interval, generator = generation(event, n, len(shares), whole)
-    pace = n.dma_ring_ns if generator == "swdge" and interval < n.dma_ring_ns else 0.0
+    trigger, interval, generator = generation(event, n, len(shares), full_tile)
+    ring_interval = n.dma_ring_ns if generator == "swdge" and interval < n.dma_ring_ns else 0.0
     ahead = n.dma_generator_depth * interval if generator.startswith("static") else 0.0
-    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, pace, ahead)
+    return DmaCost(trigger, interval, generator, lead, n.dma_tail_ns, shares, hbm, size, ring_interval, ahead)
 
 
-def hops(ranks: int, lnc: int, n: Numbers) -> float:
+def hops(ranks: int, lnc: int, n: ResolvedSpec) -> float:
     """Steps between chips that a reduction and the broadcast of its result take, on a ring or a torus of chips."""
     chips = -(-ranks * lnc // CORES_PER_CHIP)
     side = max(d for d in range(1, math.isqrt(chips) + 1) if chips % d == 0)
@@ -149,7 +149,7 @@ def hops(ranks: int, lnc: int, n: Numbers) -> float:
     return 2 * (torus + n.collective_ring_share * (ring - torus))
 
 
-def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers, gathers: bool = False) -> float:
+def collective_ns(size_bytes: float, ranks: int, lnc: int, n: ResolvedSpec, gathers: bool = False) -> float:
     """One collective among a number of ranks of `lnc` cores: a start, its hops, waiting, and the bytes over the links.
 
     Ranks of different chips wait for the slowest one; on one chip no waiting was measured.
@@ -160,7 +160,7 @@ def collective_ns(size_bytes: float, ranks: int, lnc: int, n: Numbers, gathers: 
     return fixed + size_bytes / n.collective_bytes_per_ns
 
 
-def collective(event: Event, n: Numbers) -> DmaCost:
+def collective(event: Event, n: ResolvedSpec) -> DmaCost:
     """A latency by the cores that take part and a share of the links; the least certain law here."""
     size, cores = float(sum(extent_bytes(x) for x in event.writes)), int(number(event, "cores", 1.0))
     lead = collective_ns(0.0, cores, 1, n, event.op.startswith("all_gather")) if size else n.register_ns
@@ -168,14 +168,14 @@ def collective(event: Event, n: Numbers) -> DmaCost:
     return DmaCost(n.dma_trigger_ns, 0.0, "links", lead, 0.0, ((-2, data),), hbm_bytes(event) / n.hbm_bytes_per_ns)
 
 
-def dma_cost(event: Event, n: Numbers, whole: bool = False) -> DmaCost:
+def dma_cost(event: Event, n: ResolvedSpec, full_tile: bool = False) -> DmaCost:
     """The law of one data movement.
 
     Raises:
         NotSimulated: the operation is not a data movement that has a law.
     """
     if event.op in TRANSFERS:
-        return transfer(event, n, whole)
+        return transfer(event, n, full_tile)
     if event.op in COLLECTIVES:
         return collective(event, n)
     raise NotSimulated(event.op, "time", "no cost law for it on the dma engines")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event, Extent
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class MatmulCost:
     peak_tflops: float
     # rows of the array that take part, which the power throttle counts
     rows_share: float = 1.0
-    # the first column of the part of the array that a column-tiled product keeps busy, -1 for the whole array
+    # the first column of the part of the array that a column-tiled product keeps busy, -1 for the full array
     group: int = -1
 
 
-Law = Callable[[Event, Numbers], "EngineCost | MatmulCost"]
+Law = Callable[[Event, ResolvedSpec], "EngineCost | MatmulCost"]
 
 # functions that every function set of the scalar engine is taken to hold
 PLAIN_FUNCTIONS = frozenset({"copy", "identity", "abs", "square", "relu", "sign", "add", "multiply", ""})
@@ -92,7 +92,7 @@ def _is_strided(extent: Extent, limit_bytes: float) -> bool:
     return (extent.span[1] - extent.span[0] - size) / (count - 1) >= limit_bytes
 
 
-def vector_rate(event: Event, n: Numbers, count: float) -> float:
+def vector_rate(event: Event, n: ResolvedSpec, count: float) -> float:
     """Elements per cycle per partition of the vector engine (its performance modes)."""
     tiles = _tiles(event, count)
     wide = all(INFO[x.dtype].itemsize == 2 for x in tiles)
@@ -119,14 +119,14 @@ def vector_rate(event: Event, n: Numbers, count: float) -> float:
     return rate
 
 
-def vector(event: Event, n: Numbers) -> EngineCost:
+def vector(event: Event, n: ResolvedSpec) -> EngineCost:
     """One element per cycle and partition, faster in the performance modes, plus a fixed part."""
     count = elements(event)
     stream = count / vector_rate(event, n, count) / n.vector_ghz
     return _vector_cost(stream, event, n)
 
 
-def _vector_cost(stream: float, event: Event, n: Numbers) -> EngineCost:
+def _vector_cost(stream: float, event: Event, n: ResolvedSpec) -> EngineCost:
     pointer = n.vector_pointer_ns if number(event, "scalar_operands") else 0.0
     pitch = max(n.vector_min_cycles / n.vector_ghz, stream + n.vector_gap_ns + pointer)
     return EngineCost(pitch, stream + n.vector_latency_ns + pointer, stream)
@@ -135,14 +135,14 @@ def _vector_cost(stream: float, event: Event, n: Numbers) -> EngineCost:
 def vector_cycles(cycles_name: str) -> Law:
     """A vector law with a fixed number of cycles per element, named by its constant."""
 
-    def law(event: Event, n: Numbers) -> EngineCost:
+    def law(event: Event, n: ResolvedSpec) -> EngineCost:
         stream = elements(event) * getattr(n, cycles_name) / n.vector_ghz
         return _vector_cost(stream, event, n)
 
     return law
 
 
-def vector_scan(event: Event, n: Numbers) -> EngineCost:
+def vector_scan(event: Event, n: ResolvedSpec) -> EngineCost:
     """A running sum: one cycle an element in fp32, and as many more for data that have to be cast to it."""
     cycles = n.vector_scan_cycles
     if any(INFO[x.dtype].itemsize < 4 for x in event.reads):
@@ -150,13 +150,13 @@ def vector_scan(event: Event, n: Numbers) -> EngineCost:
     return _vector_cost(elements(event) * cycles / n.vector_ghz, event, n)
 
 
-def vector_eight(event: Event, n: Numbers) -> EngineCost:
+def vector_eight(event: Event, n: ResolvedSpec) -> EngineCost:
     """The searches for eight values at once, which read them out at the end."""
     cost = vector(event, n)
     return EngineCost(cost.pitch + n.vector_eight_ns, cost.latency + n.vector_eight_ns, cost.stream)
 
 
-def scalar(event: Event, n: Numbers) -> EngineCost:
+def scalar(event: Event, n: ResolvedSpec) -> EngineCost:
     """One element per cycle; function, scale and bias are free; reading the sums out is not."""
     stream = elements(event) / n.scalar_ghz
     readout = n.scalar_read_cycles / n.scalar_ghz if len(event.writes) > 1 else 0.0
@@ -165,7 +165,7 @@ def scalar(event: Event, n: Numbers) -> EngineCost:
     return EngineCost(stream + n.scalar_gap_ns + readout, stream + n.scalar_latency_ns + readout, stream, table)
 
 
-def matmul(event: Event, n: Numbers) -> MatmulCost:
+def matmul(event: Event, n: ResolvedSpec) -> MatmulCost:
     """max(N, 64) cycles per pass; fp32 takes two passes of two cycles per column."""
     transpose = bool(event.work.get("transpose"))
     fp32 = bool(event.work.get("fp32")) or event.work.get("dtype") == "float32"

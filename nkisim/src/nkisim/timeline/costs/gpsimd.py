@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from nkisim.dtypes import INFO
 from nkisim.event import Event
-from nkisim.timeline.chip import Numbers
+from nkisim.timeline.chip import ResolvedSpec
 from nkisim.timeline.costs.engines import EngineCost, Law, elements, number, per_partition
 
 
 def gpsimd_cycles(cycles_name: str, scaled_by_width: bool = False) -> Law:
     """A GpSimd law with a number of cycles per element, named by its constant."""
 
-    def law(event: Event, n: Numbers) -> EngineCost:
+    def law(event: Event, n: ResolvedSpec) -> EngineCost:
         cycles = getattr(n, cycles_name)
         if scaled_by_width and event.writes:
             cycles *= max(INFO[x.dtype].itemsize for x in event.writes) / 4
@@ -23,14 +23,14 @@ def gpsimd_cycles(cycles_name: str, scaled_by_width: bool = False) -> Law:
     return law
 
 
-def _gpsimd_cost(stream: float, n: Numbers) -> EngineCost:
+def _gpsimd_cost(stream: float, n: ResolvedSpec) -> EngineCost:
     return EngineCost(stream + n.gpsimd_gap_ns, stream + n.gpsimd_latency_ns, stream)
 
 
 _gpsimd_plain = gpsimd_cycles("gpsimd_cycles", scaled_by_width=True)
 
 
-def gpsimd(event: Event, n: Numbers) -> EngineCost:
+def gpsimd(event: Event, n: ResolvedSpec) -> EngineCost:
     """Element-wise work; rsqrt is four times slower."""
     if event.work.get("function") == "rsqrt":
         return _gpsimd_cost(elements(event) * n.gpsimd_rsqrt_cycles / n.gpsimd_ghz, n)
@@ -39,7 +39,7 @@ def gpsimd(event: Event, n: Numbers) -> EngineCost:
     return cost
 
 
-def gather(event: Event, n: Numbers) -> EngineCost:
+def gather(event: Event, n: ResolvedSpec) -> EngineCost:
     """One instruction group per 512 gathered elements; the size of the table that they come from does not matter."""
     count = max((per_partition(x) for x in event.writes), default=1)
     groups = -(-count // 512)
@@ -47,20 +47,20 @@ def gather(event: Event, n: Numbers) -> EngineCost:
     return _gpsimd_cost(stream, n)
 
 
-def topk(event: Event, n: Numbers) -> EngineCost:
-    """The manual's own figure: 4 n + K cycles."""
+def topk(event: Event, n: ResolvedSpec) -> EngineCost:
+    """The manual's figure: 4 n + K cycles."""
     results = max((per_partition(x) for x in event.writes), default=0)
-    count, kept = number(event, "n", elements(event)), number(event, "k", float(results))
-    cycles = n.gpsimd_topk_cycles * count + kept
+    count, remaining = number(event, "n", elements(event)), number(event, "k", float(results))
+    cycles = n.gpsimd_topk_cycles * count + remaining
     return _gpsimd_cost(cycles / n.gpsimd_ghz, n)
 
 
-def barrier(_event: Event, n: Numbers) -> EngineCost:
+def barrier(_event: Event, n: ResolvedSpec) -> EngineCost:
     """Announce arrival to the other core and wait for its arrival."""
     return EngineCost(n.core_barrier_ns, n.core_barrier_ns, 0.0)
 
 
-def register(event: Event, n: Numbers) -> EngineCost:
+def register(event: Event, n: ResolvedSpec) -> EngineCost:
     """A register operation of a sequencer; loads and stores reach memory."""
     reaches = event.op.endswith(("_load", "_store"))
     time = n.register_memory_ns if reaches else n.register_ns

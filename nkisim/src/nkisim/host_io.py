@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +33,13 @@ class Argument:
 
 
 def is_torch(value: object) -> bool:
-    """Tell whether a value is a torch tensor, without importing torch."""
+    """Return whether a value is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: object) -> bool:
-    """Tell whether a value becomes an HBM tensor."""
+    """Return whether a value becomes an HBM tensor."""
     return isinstance(value, np.ndarray) or is_torch(value)
 
 
@@ -62,7 +63,7 @@ def to_numpy(value: Any) -> Any:
     return value.numpy()
 
 
-def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
+def to_device(memory: SharedMemory, value: Any, name: str) -> Argument:
     """Copy a host array into HBM.
 
     Raises:
@@ -77,8 +78,7 @@ def admit(memory: SharedMemory, value: Any, name: str) -> Argument:
         allowed = f"it can be {', '.join(n for n in INFO if n not in WIDE)}, in NKI 0.7 int64 and uint64 too"
         raise BadInput("launch", f"argument {name}", f"is {array.dtype}", allowed) from None
     if array.ndim == 0 or array.size == 0:
-        found = f"has shape {array.shape}"
-        raise BadInput("launch", f"argument {name}", found, "arrays hold at least one element")
+        raise BadInput("launch", f"argument {name}", f"has shape {array.shape}", "arrays hold at least one element")
     typed = np.empty(array.shape, storage_of(dtype, memory.policy.precise_fp))
     store(typed, array.view(np.uint8) if array.dtype == bool else array, dtype, memory.policy.precise_fp)
     request = Request(array.shape, dtype, "shared_hbm", name, ("<argument>", 0))
@@ -107,8 +107,7 @@ def write_back(argument: Argument) -> None:
             argument.host.copy_(to_torch(values))
     else:
         if not argument.array.flags.writeable:
-            allowed = "pass a writeable array"
-            raise BadInput("launch", argument.name, "is read-only but was written", allowed)
+            raise BadInput("launch", argument.name, "is read-only but was written", "pass a writeable array")
         argument.array[...] = values
 
 
@@ -126,7 +125,7 @@ def to_torch(array: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def release(core: Core, value: Any, torch: bool) -> Any:
+def to_host(core: Core, value: Any, torch: bool) -> Any:
     """Turn a kernel's results into host values.
 
     Raises:
@@ -136,13 +135,24 @@ def release(core: Core, value: Any, torch: bool) -> Any:
     if isinstance(value, NkiTensor):
         return _release_tensor(core, value, torch)
     if isinstance(value, (tuple, list)):
-        return type(value)(release(core, v, torch) for v in value)
+        return type(value)(to_host(core, v, torch) for v in value)
     if isinstance(value, dict):
-        return {k: release(core, v, torch) for k, v in value.items()}
+        return {k: to_host(core, v, torch) for k, v in value.items()}
     if value is None or isinstance(value, (int, float, str, bool)):
         return value
-    allowed = "return tensors, or tuples of them"
-    raise BadOutput("launch", "return value", f"is {type(value).__name__}", allowed)
+    raise BadOutput("launch", "return value", f"is {type(value).__name__}", "return tensors, or tuples of them")
+
+
+def flat(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
+    """Every array that a kernel or its law returned, by a name with its place."""
+    if isinstance(value, (tuple, list)):
+        for number, part in enumerate(value):
+            yield from flat(part, f"{name}.{number}")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(part, f"{name}.{key}")
+    elif value is not None:
+        yield name, np.asarray(value)
 
 
 def is_same(a: Any, b: Any) -> bool:
@@ -159,11 +169,10 @@ def is_same(a: Any, b: Any) -> bool:
 def _release_tensor(core: Core, tensor: NkiTensor, torch: bool) -> Any:
     space = tensor.buffer
     if tensor._on_chip:
-        found = f"is {tensor.name} in {space.value}"
-        raise BadOutput("launch", "return value", found, "outputs are in nl.shared_hbm")
+        raise BadOutput("launch", "return value", f"is {tensor.name} in {space.value}", "outputs are in nl.shared_hbm")
     if space is MemoryRegion.private_hbm and core.programs > 1:
-        found = f"is {tensor.name} in private_hbm of one core"
-        raise BadOutput("launch", "return value", found, "with two cores use nl.shared_hbm")
+        actual = f"is {tensor.name} in private_hbm of one core"
+        raise BadOutput("launch", "return value", actual, "with two cores use nl.shared_hbm")
     if core.policy.unwritten_output != "allow":
         fault = access.unwritten(tensor, _WHO)
         if fault is not None and core.policy.unwritten_output == "raise":

@@ -1,4 +1,4 @@
-"""What no document settles warns once, with the question for a device; the usual case beside it is silent."""
+"""What no document settles warns once, with the question for a device; the usual case is silent."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ TWICE, ONCE = np.zeros((64, 1), np.uint32), np.arange(64, dtype=np.uint32).resha
 
 
 def steps_of_zero(_x: Any, _rows: Any, bad: bool) -> Any:
-    held = tile(4, 8)
-    nisa.tensor_copy(held.ap([[8, 4], [0 if bad else 1, 8]]), tile(4, 8))
-    return out(held)
+    stored = tile(4, 8)
+    nisa.tensor_copy(stored.ap([[8, 4], [0 if bad else 1, 8]]), tile(4, 8))
+    return out(stored)
 
 
 def over_itself(_x: Any, _rows: Any, bad: bool) -> Any:
-    held = tile(4, 8)
-    nisa.tensor_copy(held[:, 1:5] if bad else held[:, 4:8], held[:, 0:4])
-    return out(held)
+    stored = tile(4, 8)
+    nisa.tensor_copy(stored[:, 1:5] if bad else stored[:, 4:8], stored[:, 0:4])
+    return out(stored)
 
 
 def rows_twice(x: Any, rows: Any, bad: bool) -> Any:
@@ -39,10 +39,10 @@ def rows_twice(x: Any, rows: Any, bad: bool) -> Any:
 
 
 def largest_of_nan(_x: Any, _rows: Any, bad: bool) -> Any:
-    held = tile(4, 8, value=float("nan") if bad else 1.0)
-    found = nl.ndarray((4, 8), nl.float32)
-    nisa.max8(found, held)
-    return out(found)
+    stored = tile(4, 8, value=float("nan") if bad else 1.0)
+    result = nl.ndarray((4, 8), nl.float32)
+    nisa.max8(result, stored)
+    return out(result)
 
 
 def two_starts(_x: Any, _rows: Any, bad: bool) -> Any:
@@ -52,10 +52,12 @@ def two_starts(_x: Any, _rows: Any, bad: bool) -> Any:
 
 
 @pytest.mark.parametrize("kernel", [steps_of_zero, over_itself, rows_twice, largest_of_nan, two_starts])
-def test_a_doubt_is_said_once(kernel: Callable[..., Any]) -> None:
+def test_a_doubt_warns_once(kernel: Callable[..., Any]) -> None:
     for bad, count in ((True, 1), (False, 0)):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run(lambda x, rows, bad=bad: kernel(x, rows, bad), DATA, TWICE if bad else ONCE, races=False)
-        asked = {str(w.message) for w in said if w.category is AmbiguousManual and "ask a device" in str(w.message)}
-        assert len(asked) == count, asked
+        requested = {
+            str(w.message) for w in caught if w.category is AmbiguousManual and "ask a device" in str(w.message)
+        }
+        assert len(requested) == count, requested

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ORDERS = ("lesser", "program", "reordered")
+# the order of a schedule in words
+ORDER = {"program": "in the kernel's order", "reordered": "reordered as a compiler might"}
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """One compiler's habits; nkisim/docs/simulator_time.md lists what else is assumed of it.
+class CompilerModel:
+    """What one compiler does; docs/time.md lists what else is assumed of it.
 
     Attributes:
         order: "program" keeps each engine's instructions as written, which fits versions of a kernel that the compiler
@@ -32,4 +34,4 @@ class Habits:
             raise ValueError(f"an order cannot be {self.order!r}; it can be {', '.join(ORDERS)}")
 
 
-COMPILER = Habits()
+COMPILER = CompilerModel()

@@ -13,25 +13,25 @@ from nkisim.memory.tensor import NkiTensor
 COPIES = frozenset({"tensor_copy", "dma_copy"})
 
 
-def doubt(call: Call, about: str, question: str) -> None:
+def warn_ambiguous(call: Call, about: str, question: str) -> None:
     """Warn once in a launch."""
     text = f"{call.card.op}: {about}; no document says {question}: ask a device"
     call.core.warn(f"{call.card.op} {question}", text, AmbiguousManual)
 
 
-def report(call: Call, found: str, source: str, question: str) -> None:
+def report(call: Call, actual: str, source: str, question: str) -> None:
     """Warn once in a launch of what is reported to fail, or refuse it as the policy says."""
     allowed = f"{source}; ask a device {question}"
     if call.core.policy.reported == "raise":
-        call.refuse(ReportedFault, None, found, allowed)
-    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {found}; {allowed}", Reported)
+        call.refuse(ReportedFault, None, actual, allowed)
+    call.core.warn(f"{call.card.op} {question}", f"{call.card.op}: {actual}; {allowed}", Reported)
 
 
 def of_chains(call: Call) -> None:
     """A product is added to elements of PSUM after a different accumulation chain began in their tensor."""
-    found = f"adds to a chain of {call.tensors['dst'].name} after another chain began in that tensor"
+    actual = f"adds to a chain of {call.tensors['dst'].name} after another chain began in that tensor"
     source = "on trn1 the first partial sums were lost (foxl-ai/kiln, tools/probe_psum_interleave.py)"
-    report(call, found, source, "whether chains that are open together in one PSUM tensor keep their sums")
+    report(call, actual, source, "whether chains that are open together in one PSUM tensor keep their sums")
 
 
 def of_skipped(call: Call, valid: Array) -> None:
@@ -59,35 +59,35 @@ def of_copies(call: Call) -> None:
 
 
 def of_operands(call: Call) -> None:
-    """Doubts about the operands' start partitions; those of one look share them."""
+    """Warn of ambiguities in the operands' start partitions; equal calls share the warning."""
     inputs = [call.tensors[o.name] for o in call.card.operands if o.role != "out" and o.name in call.tensors]
     wide = [t for t in inputs if t.buffer.value == "sbuf" and t.size > t.shape[0] and call.engine != "dma"]
     if len({_start(t) for t in wide}) > 1 and call.engine != "tensor":
-        doubt(call, "two SBUF inputs start at different partitions", "whether an engine reads both")
+        warn_ambiguous(call, "two SBUF inputs start at different partitions", "whether an engine reads both")
 
 
 def of_addresses(call: Call, writes: list[NkiTensor]) -> None:
-    """Doubts about where results go: several to one place, or over what is still to be read."""
+    """Warn of ambiguities in where results go: several to one place, or over what is still to be read."""
     for target in writes:
         if 0 in target.strides and any(n > 1 for step, n in zip(target.strides, target.shape, strict=True) if not step):
-            doubt(call, "dst has a step of 0", "which of its elements stays")
+            warn_ambiguous(call, "dst has a step of 0", "which of its elements stays")
         source = call.tensors.get("src")
         if source is None or call.card.op not in COPIES or source._storage is not target._storage:
             continue
         if _meet(source, target):
-            doubt(call, "src and dst overlap", "whether all of src is read before dst is written")
+            warn_ambiguous(call, "src and dst overlap", "whether all of src is read before dst is written")
 
 
 def of_rows(call: Call, rows: Array) -> None:
-    """A doubt about a scatter's rows."""
+    """Warn of ambiguities in a scatter's rows."""
     if len(np.unique(rows)) < len(rows):
-        doubt(call, "two rows of a scatter go to one place", "which of them stays")
+        warn_ambiguous(call, "two rows of a scatter go to one place", "which of them stays")
 
 
 def of_largest(call: Call, results: list[Array]) -> list[Array]:
-    """A doubt about NaN among the largest values; returns the results as they are."""
+    """Warn of NaN among the largest values; return the results as they are."""
     if np.isnan(results[0]).any():
-        doubt(call, "src holds NaN", "whether NaN is larger than every number, as it is here")
+        warn_ambiguous(call, "src holds NaN", "whether NaN is larger than every number, as it is here")
     return results
 
 
