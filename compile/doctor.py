@@ -13,7 +13,7 @@ from model.weights import shard_file
 from trnspec.bundle.contract import violations
 from trnspec.bundle.opening import Bundle, damage, open_regular, read_bundle
 from trnspec.bundle.shards import shard_header
-from trnspec.engine.text import TOKENIZER, tokenizer_fault
+from trnspec.bundle.tokenizer import TOKENIZER, tokenizer_fault
 
 
 def verify(folder: str | Path) -> list[str]:

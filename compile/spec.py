@@ -16,6 +16,7 @@ from model.drafter import Drafter
 from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
 from model.strict import Length, Range, Wrong, read
+from trnspec.bundle.checkpoint import open_checkpoints, weight_files
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
@@ -120,23 +121,23 @@ class BuildSpec:
         if drafter.config_type and _has_weights(self.target) != _has_weights(self.draft):
             with_, without = (self.target, self.draft) if _has_weights(self.target) else (self.draft, self.target)
             raise UserError(
-                f"{with_} holds weights and {without} holds none; give two folders with model.safetensors, or none"
+                f"{with_} holds weights and {without} holds none; give two checkpoints with weights, or two without"
             )
         if self.checkpoints:
+            open_checkpoints(bundle.parts, self.checkpoints)
             check_tokenizers(self.checkpoints["target"], bundle.target_config.vocab_size,
                              self.checkpoints["draft"] if drafter.is_causal_lm else None)  # fmt: skip
 
     def notes(self) -> list[str]:
-        """What a bundle of this spec lacks, in sentences."""
-        if not self.checkpoints:
-            return [f"{self.target} has no weights: this bundle has graphs only"]
-        lacks = not (self.checkpoints["target"] / "tokenizer.json").is_file()
-        return [f"{self.target} has no tokenizer.json: this bundle cannot take text"] * lacks
+        """What a bundle of this spec lacks, and what of its checkpoint has no effect, in sentences."""
+        scaling = self.bundle.target_config.rope_scaling
+        lacks_weights = [f"{self.target} has no weights: this bundle has graphs only"] * (not self.checkpoints)
+        not_applied = "rope_scaling.attn_factor is not applied, as in vLLM 0.32; attention_factor would be"
+        return lacks_weights + [f"{self.target}: {not_applied}"] * bool(scaling and scaling.attn_factor)
 
 
 def _has_weights(name_or_path: str) -> bool:
-    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json")
-    return name_or_path not in PRESETS and any(any(Path(name_or_path).glob(pattern)) for pattern in patterns)
+    return name_or_path not in PRESETS and bool(weight_files(Path(name_or_path)))
 
 
 def ks_of(text: str) -> tuple[int, ...]:

@@ -59,18 +59,28 @@ class HeadMap:
 class VocabShard(NamedTuple):
     """The token ids whose logits rank `rank_11` has: `width` of them from `start_11`, int32, on.
 
-    A draft with a vocabulary of its own has in `mapped_V` the target's ids of them.
+    A draft with a separate vocabulary has in `mapped_V` the target's ids of them. `last`: the last id of a vocabulary
+    that the ranks do not divide; the columns after it have the logit -inf.
     """
 
     start_11: Tensor
     width: int
     rank_11: Tensor
     mapped_V: Tensor | None = None
+    last: int | None = None
 
     @property
     def ids_V(self) -> Tensor:
-        """(V,) int32 the target's ids."""
-        return self.start_11[0] + iota(self.width, self.start_11) if self.mapped_V is None else self.mapped_V
+        """(V,) int32 the target's ids; `last` in the columns after it."""
+        if self.mapped_V is not None:
+            return self.mapped_V
+        ids_V = self.start_11[0] + iota(self.width, self.start_11)
+        return ids_V if self.last is None else ids_V.clamp(max=self.last)
+
+
+def ids_per_rank(count: int, tp: int) -> int:
+    """The ids of a vocabulary on each of `tp` ranks; the last ranks have rows of padding where tp does not divide it."""
+    return -(-count // tp)
 
 
 def check_tp(config: ModelConfig, tp: int, what: str) -> None:
@@ -82,8 +92,7 @@ def check_tp(config: ModelConfig, tp: int, what: str) -> None:
         raise UserError(
             f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose a different tp"
         )
-    for name in dict.fromkeys(("vocab_size", "intermediate_size", config.head_size)):
-        if getattr(config, name) % tp:
-            raise UserError(
-                f"the {what}'s {name} {getattr(config, name)} does not divide by tp {tp}; choose a smaller tp"
-            )
+    if config.intermediate_size % tp:
+        raise UserError(
+            f"the {what}'s intermediate_size {config.intermediate_size} does not divide by tp {tp}; choose a smaller tp"
+        )

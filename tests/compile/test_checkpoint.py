@@ -24,7 +24,7 @@ from trnspec.bundle.part import checkpoint_shapes
 from trnspec.bundle.plan import make_plan
 
 NAME, INDEX = "model.layers.1.mlp.up_proj.weight", "model.safetensors.index.json"
-NO_INDEX, TWO_FILES = "is not a checkpoint index", {"a": "model.safetensors", "b": "other.safetensors"}
+NO_FILE, TWO_FILES = "lists None, which is not a file name", {"a": "model.safetensors", "b": "other.safetensors"}
 
 
 def _weight(change: Callable[[Tensor], Tensor | None]) -> Callable[[Path], object]:
@@ -50,14 +50,13 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
               "has unknown model.layers.7.surprise"),
     "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-100]), "is truncated or corrupted"),
     "garbage": (lambda f: f.write_bytes(b"\xff" * 200), "is truncated or corrupted"),
-    "absent": (Path.unlink, "model.safetensors does not exist"),
     "twice": (lambda f: (save_file({NAME: load_file(f)[NAME] + 1}, f.with_name("other.safetensors")),
                          f.with_name(INDEX).write_text(json.dumps({"weight_map": TWO_FILES}), encoding="utf-8")),
               f"has {NAME} in two files"),
     **{f"index {text}": (lambda f, text=text: f.with_name(INDEX).write_text(text, encoding="utf-8"), said)
        for text, said in {
-           "{}": NO_INDEX, "{": NO_INDEX, '{"weight_map": ["a"]}': NO_INDEX, '{"weight_map": {"a": 7}}': NO_INDEX,
-           '{"weight_map": {"a": "../b"}}': "'../b' is not a file name",
+           "{}": NO_FILE, "{": "cannot be read as JSON", '{"weight_map": ["a"]}': NO_FILE,
+           '{"weight_map": {"a": 7}}': "lists 7, which", '{"weight_map": {"a": "../b"}}': "lists '../b', which",
            '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}': "00002.safetensors does not exist"}.items()},
 }  # fmt: skip
 

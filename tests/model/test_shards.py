@@ -5,13 +5,17 @@ The samples of several ranks are compared with an oracle in test_samples.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from model.config import PRESETS
 from model.context import ONE_RANK, Context
 from model.filters import Filters
+from model.layers import LanguageModel, mask_padding
 from model.logits_processors import LogitsProcessors
 from model.logprobs import TOP
 from model.logprobs import logprobs as logprobs_of
@@ -19,7 +23,6 @@ from model.nki import simulated
 from model.nki.context import NkiContext
 from model.nki.filter_floor import filter_floor, over_ranks
 from model.ops import EAGER
-from model.parallel import VocabShard
 from model.sampling import SamplingParams
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_logits_processors import some, words
@@ -75,10 +78,15 @@ def test_sums_of_ranks_have_one_order() -> None:
     assert torch.equal(few[0], found[0][7:9])
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
-    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its ids."""
-    logits_RV, params = cases(12, 184)
+@pytest.mark.parametrize(("ranks", "ids"), [(1, 184), (4, 184), (4, 183), (16, 165)])
+def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int, ids: int) -> None:
+    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its ids.
+
+    Ranks that do not divide the vocabulary have padding: the last of four a column, the last of 16 nothing else.
+    """
+    logits_RV, params = cases(12, ids)
+    padded_RV = torch.nn.functional.pad(logits_RV, (0, -ids % ranks), value=1e9)
+    config = replace(PRESETS["Qwen/Qwen3-0.6B"], vocab_size=ids)
     (rows, count), none = logits_RV.shape, torch.full((12, 1), -1).int()
     allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
     masks_RW = torch.from_numpy(np.stack([words(a) for a in allowed]))
@@ -87,11 +95,12 @@ def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int) -> None
 
     def of_rank(ctx: Context, rank: int) -> tuple[Tensor, Tensor]:
         """Samples under masks, and log-probabilities among the allowed ids."""
-        width = count // ctx.tp
-        rank_11 = torch.tensor([[rank]], dtype=torch.int32)
-        shard = VocabShard(rank_11 * width, width, rank_11)
-        logits_R1V = logits_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
-        counts = torch.zeros((rows, 1, width), dtype=torch.int32)
+        model = LanguageModel(config, ctx)
+        model.rank.fill_(rank)
+        shard = model.shard
+        logits_R1V = padded_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
+        logits_R1V = mask_padding(logits_R1V, shard.rank_11, ids, ctx.tp)
+        counts = torch.zeros((rows, 1, shard.width), dtype=torch.int32)
         processors = LogitsProcessors.of(masks_RW[:, None], penalties, (none, none.float()), counts, shard)
         noise_RV = ctx.gumbel_noise(params.seed_R2, positions_R, shard)
         ids_R = ctx.sample(processors.process(logits_R1V)[:, 0], params, noise_RV, shard).token_ids()
