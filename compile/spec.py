@@ -15,7 +15,7 @@ from model.config import PRESETS, load_config
 from model.drafter import Drafter
 from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
 from model.errors import UserError
-from model.strict import Length, Range, Wrong, read
+from model.strict import Length, Range, ValidationError, read
 from trnspec.bundle.checkpoint import open_checkpoints, weight_files
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
@@ -110,7 +110,7 @@ class BuildSpec:
         bundle, drafter = self.bundle, self.drafter_type
         try:
             spec_from_json(bundle.as_json(), "").check()
-        except Wrong as wrong:
+        except ValidationError as wrong:
             raise UserError(f"{wrong}; correct it and run the command again") from wrong
         flags_of(self.recipe.compiler_flags)
         if "://" in self.out or self.out.startswith("s3:"):

@@ -1,1 +1,1 @@
-"""Qwen3 by hand, its cache and sampling, the fused speculative step, and the code that runs a bundle."""
+"""Qwen3, its paged KV cache and sampler, the drafters, and the fused speculative step, in torch."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from model.errors import UserError
-from model.strict import Length, Range, Wrong, read, shown
+from model.strict import Length, Range, ValidationError, read, shown
 
 C = TypeVar("C")
 # the largest file of a checkpoint that is read at once; Qwen3's tokenizer.json has 11 MB
@@ -143,7 +143,7 @@ def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) 
         known.setdefault("head_dim", hidden // heads)
     try:
         return read(cls, known)
-    except Wrong as error:
+    except ValidationError as error:
         raise UserError(f"{where}: {error}; give the folder of a complete {what}") from error
 
 

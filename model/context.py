@@ -1,6 +1,6 @@
-"""What a model is built with: its tensor-parallel degree, a graph's operations, and the kernels of the step.
+"""What a model is built with: the tensor-parallel degree, the graph's operations, and the backend of its kernels.
 
-`Context` has the kernels in torch, the definition that a backend must equal; `model/nki/context.py` launches NKI ones.
+`Context` implements the kernels in torch, as the reference; `model/nki/context.py` launches NKI kernels.
 """
 
 from dataclasses import dataclass
@@ -22,46 +22,46 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Context:
-    """One of `tp` ranks, on torch; `sharded` logits stay on their ranks."""
+    """One of `tp` ranks with the torch backend. `sharded`: logits stay on their ranks and are not gathered."""
 
     tp: int = 1
     ops: Ops = EAGER
     sharded: ClassVar[bool] = False
 
     def heads(self, config: ModelConfig) -> HeadMap:
-        """Which heads each rank holds."""
+        """The assignment of heads to ranks."""
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
 
     def packing(self, config: ModelConfig) -> Packing:
-        """The halves of a layer whose weights are packed."""
+        """The packed weights of this backend; none in torch."""
         return Packing()
 
     def fuse(self, model: M) -> M:
-        """The model with the modules of this backend in the place of torch's."""
+        """Replaces modules of the model by fused ones of this backend."""
         return model
 
     def attention(
         self, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
-        """(B, H, N, D) attention of rows over the cache, with the rows themselves written first, and the cache."""
+        """Writes the rows' keys and values to the cache, then attends: (B, H, N, D) outputs, and the cache."""
         cache = attention.append(self.ops, k_BGND, v_BGND, cache, meta)
         return attention.attend(self.ops, q_BHND, cache, meta), cache
 
     def gumbel_noise(self, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
-        """(R, V) the noise of a shard's ids; see `model.sampling.gumbel_noise`."""
-        return self.ops.shared(sampling.gumbel_noise, seed_R2, position_R, shard.ids_V)
+        """(R, V) the Gumbel noise of a shard's ids; see `model.sampling.gumbel_noise`."""
+        return self.ops.jit(sampling.gumbel_noise, seed_R2, position_R, shard.ids_V)
 
     def sample(self, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor, shard: VocabShard) -> ShardArgmax:
-        """(M, R) the samples of R rows; see `model.sampling.sample`."""
+        """(M, R) best scores and ids of R rows on M shards; see `model.sampling.sample`."""
         ids_R = sampling.sample(self.ops, logits_RV, params, noise_RV)
         return ShardArgmax(torch.zeros_like(ids_R, dtype=torch.float32)[None], ids_R[None])
 
     def all_gather_vocab(self, x_RC: Tensor, shard: VocabShard) -> Tensor:
-        """The numbers of all ranks that have a part of the logits, side by side: here every rank has all logits."""
+        """Concatenates (R, C) of all vocabulary shards along C; the identity here, where each rank has all logits."""
         return x_RC
 
     def accept(self, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `model.sampling.accept`; the target's samples (M, B, N)."""
+        """See `model.sampling.accept`; `samples` are the target's, (M, B, N)."""
         return sampling.accept(drafts_BK, samples.token_ids(), max_accepted_B)
 
 

@@ -1,4 +1,4 @@
-"""The one table of dtypes: a row for each dtype of a graph's tensors, with its names in every library."""
+"""The dtypes of a graph's tensors, with their names in --dtype, torch, NumPy, HLO and safetensors."""
 
 import importlib
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DType:
-    """`flag` is the word of --dtype, empty for a dtype that no model has; torch, numpy and HLO share `name`."""
+    """`flag`: the value of --dtype, empty if models do not use the dtype; `name`: its name in torch, NumPy and HLO."""
 
     flag: str
     name: str
     bytes: int
     safetensors: str
 
-    # imported when needed: pushing and pulling bundles needs neither library
+    # imported lazily: pushing and pulling bundles needs neither library
     @property
     def torch(self) -> "torch.dtype":
         return getattr(importlib.import_module("torch"), self.name)
 
     @property
     def numpy(self) -> "numpy.dtype":
-        # numpy learns bfloat16 from it
+        # registers bfloat16 with NumPy
         importlib.import_module("ml_dtypes")
         return importlib.import_module("numpy").dtype(self.name)
 

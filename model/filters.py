@@ -1,6 +1,6 @@
-"""The filters of sampling: the ids that min-p, top-k and top-p keep.
+"""Exact min-p, top-k and top-p (docs/sampling.md has the definitions).
 
-docs/sampling.md has the definitions; the search needs sums only, neither a sort nor a number's bits.
+The cutoff is bisected with sums: a graph needs neither a sort nor a bit cast.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ _MANTISSA_BITS = 23
 
 
 class Filters(NamedTuple):
-    """Each row keeps its top k ids (0: all), its top p of the mass, and ids of at least min_p times the best one's."""
+    """Each row's top-k (0 disables it), top-p (1 disables it) and min-p (0 disables it), fp32 (R,)."""
 
     top_k_R: Tensor
     top_p_R: Tensor
@@ -27,11 +27,11 @@ class Filters(NamedTuple):
         return (self.top_k_R > 0) | (self.top_p_R < 1) | (self.min_p_R > 0)
 
     def keep(self, ops: Ops, shifted_RV: Tensor, temperature_R: Tensor) -> Tensor:
-        """(R, V) the ids that stay after min-p, then top-k, then top-p; `shifted_RV` are logits less their maximum.
+        """(R, V) mask of the ids after min-p, then top-k, then top-p; `shifted_RV` is the logits minus the row's max.
 
-        min-p keeps ids of at least min_p times the top probability; top-k those with fewer than k ids above them; top-p
-        those with less than p of the remaining mass above them. Equal logits are kept or removed together, so no rule
-        depends on the order of ids. The maximum is kept by comparison, whatever the rounding of masses.
+        min-p retains ids with at least min_p times the top probability, top-k ids with fewer than k ids above them, and
+        top-p ids with less than p of the remaining mass above them. Ids with equal logits are treated alike, so no rule
+        depends on the order of ids. The best id is retained by comparison, whatever the rounding of masses.
         """
         distance_RV, mass_RV = -shifted_RV, torch.exp(shifted_RV / temperature_R[:, None])
         keep_RV = (mass_RV >= self.min_p_R[:, None]) | (distance_RV == 0)
@@ -44,10 +44,10 @@ class Filters(NamedTuple):
 
 
 def _cutoff(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) -> Tensor:
-    """(R,) the largest distance below which there is less weight than the bound.
+    """(R,) the largest distance d for which the ids with a distance below d weigh less than `bound_R`.
 
-    The bits of the distance are found from the top, eight of its exponent by products with powers of two and those of
-    its mantissa by sums, all of them exact. No distance of two logits lies between 0 and the smallest one here.
+    Bisects d bit by bit from the top: the 8 exponent bits by multiplication with powers of two, the mantissa bits by
+    addition, all exact. d starts at 2^-126: no two different logits are closer.
     """
 
     def advance(candidate_R: Tensor, cutoff_R: Tensor) -> Tensor:
@@ -63,4 +63,4 @@ def _cutoff(ops: Ops, distance_RV: Tensor, weights_RV: Tensor, bound_R: Tensor) 
         # 2^128 is no fp32 number
         candidate_R = cutoff_R * 2.0**64 * 2.0**64 if power == 128 else cutoff_R * 2.0**power
         cutoff_R = advance(candidate_R, cutoff_R)
-    return ops.repeat(_MANTISSA_BITS, add_bit, (cutoff_R, cutoff_R * 0.5))[0]
+    return ops.fori_loop(_MANTISSA_BITS, add_bit, (cutoff_R, cutoff_R * 0.5))[0]

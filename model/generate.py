@@ -1,4 +1,4 @@
-"""`python -m model.generate`: text from a bundle, and whether speculation changed a token."""
+"""`python -m model.generate`: generates text with a bundle, optionally compared with decoding without speculation."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from model.errors import UserError, guarded, run_cli
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
-# the numbers among a request's parameters: flags of the same names
+# numeric sampling parameters; the flags have the same names
 _PARAMS = {f.name: f.default for f in fields(Params) if isinstance(f.default, (int, float))}
 
 
@@ -19,24 +19,24 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m model.generate", description=__doc__)
     add = parser.add_argument
     add("--bundle", type=Path, required=True, help="folder of the bundle")
-    add("--platform", default="auto", help="cpu, neuron, pjrt, or auto (default): neuron where devices are")
+    add("--platform", default="auto", help="cpu, neuron, pjrt, or auto (default): neuron if there are devices")
     add("--prompt", help="the prompt")
     add("--prompt-file", help="a UTF-8 file with the prompt")
     add("--max-new-tokens", type=int, default=128)
     for name, default in _PARAMS.items():
         add(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}")
-    add("--stop", action="append", default=[], help="cut the text before this; may be repeated")
+    add("--stop", action="append", default=[], help="end the output before this string; may be repeated")
     add("--no-speculation", action="store_true", help="run the target without drafts")
-    add("--k-limit", type=int, help="accept at most this many drafts a step")
+    add("--k-limit", type=int, help="accept at most this many drafts per step")
     add("--compare", action="store_true", help="run with and without speculation and compare")
     add("--reference", type=Path, help="compare with the ids of this bundle, such as one of --kernels reference")
-    add("--stream", action="store_true", help="print text as it comes")
+    add("--stream", action="store_true", help="print the output while it is generated")
     add("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
 
 def read_prompt(text: str | None, file: str | None) -> str:
-    """The prompt from the command line or from a UTF-8 file."""
+    """Returns the prompt from the command line or from a UTF-8 file. Raises UserError if it is missing or invalid."""
     if (text is None) == (file is None):
         raise UserError("give exactly one of --prompt and --prompt-file")
     try:
@@ -50,7 +50,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Generate and report: text on stdout, figures on stderr, or one JSON object on stdout."""
+    """Prints the output on stdout and statistics on stderr, or a JSON object on stdout. Exits with 1 if ids differ."""
     args = _arguments(arguments)
     if args.stream and args.json:
         raise UserError("--stream and --json exclude each other; leave one out")
@@ -61,12 +61,12 @@ def main(arguments: list[str]) -> None:
         text = read_prompt(args.prompt, args.prompt_file)
         options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "stop": args.stop, "k_limit": args.k_limit}
         speculation = not args.no_speculation and llm.config.k > 0
-        # refused before the weights are loaded
+        # raises for invalid requests before the weights are loaded
         llm.request(text, params, **options)
         llm.load()
         stream = llm.stream(text, params, **options, speculation=speculation)
-        for piece in stream:
-            print(piece if args.stream else "", end="", flush=True)
+        for delta in stream:
+            print(delta if args.stream else "", end="", flush=True)
         output = stream.output
         assert output is not None
         other = llm.generate(text, params, **options, speculation=not speculation) if args.compare else None

@@ -1,8 +1,9 @@
-"""A graph's I/O signature: every input and output, declared once with its dtype and dims.
+"""A graph's I/O signature: all inputs and outputs, declared once with dtype and dims.
 
-Dims are B sequences, T input ids of each (1 in a step, N where the host drafts, its rows in a prompt), L blocks of the
-bucket and N = k + 1 rows; D = B in a step, F = 1 in a prompt; in full-sampling graphs W words of 32 ids each, A
-penalties, M ids with a bias, C log-probabilities and, in a prompt, V ids. Tensors whose dims have no size are absent.
+Dims: B sequences; T input ids per sequence (1 in a step, N if the host drafts, the chunk's rows in a prefill); L blocks
+of the bucket; N = k + 1 rows; D = B, in steps only; F = 1, in prefills only. In full-sampling graphs: W words of 32
+ids, A penalties, M ids with a bias, C log-probabilities; in their prefills V ids. A tensor with a dim that the graph
+does not define is omitted from its signature.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ from model.sampling import SamplingParams
 
 
 class StepInputs(NamedTuple):
-    """The inputs of a graph: numpy arrays on the host, tensors in torch.
+    """The inputs of a graph: NumPy arrays on the host, tensors in torch.
 
-    Where the host drafts, input_ids are a token and its drafts. positions: the absolute position of the first row;
-    num_tokens: the valid rows of a prompt's chunk; slots: its slot; sampling_params: top-k, top-p, temperature; seeds:
-    two words each; k_limits: the most drafts of a step to accept; block_table: the block of each 128 positions, 0 where
-    there is none; next_prompt_id: the id after a prompt's rows, -1 where it is to be sampled. Of full-sampling graphs
-    (`model/logits_processors.py`): allowed has for each row a bit for each id, id 32 w + b in bit b of word w;
-    prompt_token_counts has, in a prompt, how often each id has occurred.
+    input_ids: one token per sequence, and its drafts if the host drafts; positions: the absolute position of the first
+    row; sampling_params: top-k, top-p, temperature; seeds: two words; block_table: the block of each 128 positions, 0
+    if there is none; k_limits: the largest number of drafts to accept. Prefills: num_tokens, the valid rows of the
+    chunk; slots, its slot; next_prompt_id, the id after the chunk, -1 to sample it. Full-sampling graphs
+    (`model/logits_processors.py`): allowed, a bit per row and id, id 32 w + b in bit b of word w; in a prefill
+    prompt_token_counts, how often each id has occurred.
     """
 
     input_ids: Annotated[Any, "int32 B T"]
@@ -47,15 +48,15 @@ class StepInputs(NamedTuple):
     prompt_token_counts: Annotated[Any, "int32 B V"] = None
 
     def graph(self, stage: Stage, k: int, bucket: int) -> GraphKey:
-        """The graph of a stage that these numpy inputs need."""
+        """The key of the graph of a stage that serves these NumPy inputs."""
         top_k, top_p, temperature = self.sampling_params.T
         filtering = Filters(top_k, top_p, self.min_p).active_R & (temperature > 0)
-        # only a fused step has a graph without filters
+        # only fused steps have a variant without filters
         key = GraphKey(stage, k, bucket, stage is not Stage.STEP or bool(filtering.any()))
         return key._replace(rows=self.input_ids.shape[1]) if key.is_prefill else key
 
     def params(self, filters: bool = True) -> SamplingParams:
-        """The sequences' sampling parameters, in torch; without `filters` in a graph for those that do not filter."""
+        """The sampling parameters of the sequences, in torch; `filters=False` in graphs without top-k, top-p, min-p."""
         top_k, top_p, temperature = self.sampling_params.unbind(-1)
         return SamplingParams(temperature, self.seeds, Filters(top_k, top_p, self.min_p) if filters else None)
 
@@ -63,7 +64,7 @@ class StepInputs(NamedTuple):
 class StepOutputs(NamedTuple):
     """The outputs of a graph; `accepted_tokens` is padded with -1. State stays on the device.
 
-    Scores are those of each accepted id, after a prompt those of its ids (`model/logprobs.py`).
+    `scores`: log-probabilities of the accepted ids, in a prefill of the prompt's ids (`model/logprobs.py`).
     """
 
     accepted_tokens: Annotated[Any, "int32 B N"]
@@ -76,12 +77,12 @@ class StepOutputs(NamedTuple):
 
     @property
     def visible(self) -> tuple[Any, ...]:
-        """The outputs that the host sees, in the graph's order."""
+        """The outputs that the host reads, in the graph's order."""
         return self[: 3 + (self.scores is not None)]
 
 
 class DraftOutputs(NamedTuple):
-    """Outputs of the first half of a step: the input ids and k drafts after them."""
+    """Outputs of the draft half of a split step; `candidates` are the input ids and their k drafts."""
 
     candidates: Annotated[Any, "int32 B N"]
     draft_state: DraftState = DraftState([])
@@ -90,7 +91,7 @@ class DraftOutputs(NamedTuple):
 
     @property
     def visible(self) -> tuple[Any, ...]:
-        """The output that the host sees."""
+        """The output that the host reads."""
         return self[:1]
 
 
@@ -104,12 +105,12 @@ def _declared(signature: type[NamedTuple]) -> dict[str, str]:
 
 # field -> its dtype and dims, in the graph's order
 INPUTS, OUTPUTS, DRAFT_OUTPUTS = _declared(StepInputs), _declared(StepOutputs), _declared(DraftOutputs)
-# the inputs that only full-sampling graphs have
+# inputs of full-sampling graphs only
 FULL_SAMPLING = ("allowed", "penalties", "bias_ids", "bias", "prompt_token_counts")
 
 
 def tensor_specs(declared: dict[str, str], **sizes: int) -> tuple[TensorSpec, ...]:
-    """A graph's inputs or outputs, given the size of each dim."""
+    """The specs of a graph's inputs or outputs, given the sizes of its dims."""
     specs = list[TensorSpec]()
     for field, (dtype, *dims) in ((field, text.split()) for field, text in declared.items()):
         if all(dim.isdigit() or dim in sizes for dim in dims):
@@ -118,10 +119,10 @@ def tensor_specs(declared: dict[str, str], **sizes: int) -> tuple[TensorSpec, ..
 
 
 def zeros_of(tensors: Sequence[TensorSpec]) -> StepInputs:
-    """A graph's inputs of zeros, numpy arrays."""
+    """NumPy inputs of zeros."""
     return StepInputs(**{t.name: np.zeros(t.shape, BY_NAME[t.dtype].numpy) for t in tensors})
 
 
 def mask_words(vocabulary: int) -> int:
-    """W: int32 words that hold a bit for each id."""
+    """W, the number of int32 words with a bit per id."""
     return -(-vocabulary // 32)

@@ -1,12 +1,12 @@
-"""Identifies a compiled graph: one value; `name` exists for file names."""
+"""Identifies a compiled graph; `GraphKey.name` is for file names only."""
 
 from enum import Enum
 from typing import NamedTuple
 
 
 class Stage(str, Enum):
-    """The work of a graph: a prompt's chunk, one with the prompt's log-probabilities, a fused step, or one half of a
-    step (its drafts, their verification) with logits processors."""
+    """What a graph computes: prefill, prefill with prompt log-probabilities, a fused step, or one half of a split step
+    (drafting, verification). All but the fused step have full sampling."""
 
     PREFILL = "prefill"
     PREFILL_LOGPROBS = "prefill_logprobs"
@@ -18,9 +18,9 @@ class Stage(str, Enum):
 class GraphKey(NamedTuple):
     """One graph of a bundle.
 
-    `k` counts the drafts of a step; a step of 0 runs the target alone, and a prefill has the largest k of the bundle.
-    `bucket` counts the key positions that it reads, `rows` the ids of a prompt that it takes at once. A step without
-    `filters` serves sequences of which none uses top-k, top-p or min-p: no graph has a branch, so the host picks one.
+    `k`: drafts per step; 0 in steps without speculation, the largest k of the bundle in prefills. `bucket`: key
+    positions that attention reads. `rows`: rows of a prefill chunk. `filters=False` is the variant without top-k, top-p
+    and min-p; graphs cannot branch, so the host selects one.
     """
 
     stage: Stage
@@ -38,10 +38,10 @@ class GraphKey(NamedTuple):
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the graph takes a prompt."""
+        """Whether the graph prefills."""
         return self.stage in (Stage.PREFILL, Stage.PREFILL_LOGPROBS)
 
     @property
     def full_sampling(self) -> bool:
-        """Whether it has logits processors (`model/logits_processors.py`) and returns log-probabilities."""
+        """Whether the graph has logits processors (`model/logits_processors.py`) and returns log-probabilities."""
         return self.stage is not Stage.STEP

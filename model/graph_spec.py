@@ -1,4 +1,4 @@
-"""One graph of a plan: its key, and the tensors at its border."""
+"""One graph of a plan: its key and its I/O signature."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """One graph: its parameters in order are weights, inputs, state; state is aliased to outputs."""
+    """One graph. Its parameters are weights, inputs and state, in this order; state is aliased to outputs."""
 
     key: GraphKey
     weights: tuple[TensorSpec, ...]
@@ -32,7 +32,7 @@ class GraphSpec:
 
     @property
     def rows(self) -> int:
-        """N: the rows that the target verifies, and the most ids that a step emits."""
+        """N: rows that the target verifies per sequence, and the largest number of ids that a step emits."""
         return self.key.k + 1
 
     @property

@@ -1,4 +1,4 @@
-"""The layers that ranks share: sharded projections, embedding and head, and what every model with a head has."""
+"""Tensor-parallel layers: sharded projections, embedding, LM head, and the base class of models with a head."""
 
 import functools
 
@@ -15,7 +15,7 @@ from model.sampling import SamplingParams, ShardArgmax
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, in fp32 and rounded once before the weight."""
+    """x / rms(x) * weight; the quotient is computed in fp32 and rounded to x's dtype before the multiplication."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class RMSNorm(nn.Module):
         return self.weight * y.to(x.dtype)
 
 
-# the output features are split over the ranks: (features in, local features out)
+# output features are sharded over the ranks: ColumnLinear(in_features, local out_features)
 ColumnLinear = functools.partial(nn.Linear, bias=False)
 
 
 class RowLinear(nn.Linear):
-    """A projection with the input features split over the ranks, summed by an all-reduce."""
+    """A projection with input features sharded over the ranks; an all-reduce sums the partial results."""
 
     def __init__(self, local_in: int, out: int, ops: Ops) -> None:
         super().__init__(local_in, out, bias=False)
@@ -44,7 +44,7 @@ class RowLinear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """Token embedding with the vocabulary split over the ranks, summed by an all-reduce; ids below 0 are none."""
+    """Token embedding with the vocabulary sharded over the ranks, and an all-reduce; negative ids embed as id 0."""
 
     def __init__(self, vocab: int, hidden: int, ctx: Context) -> None:
         super().__init__(ids_per_rank(vocab, ctx.tp), hidden)
@@ -52,13 +52,14 @@ class Embedding(nn.Embedding):
 
     def forward(self, ids: Tensor, rank_11: Tensor) -> Tensor:  # type: ignore[override]
         ids = ids.clamp(min=0) - rank_11 * self.num_embeddings
-        own = (ids >= 0) & (ids < self.num_embeddings)
-        rows = super().forward(torch.where(own, ids, 0))
-        return self.ops.all_reduce(torch.where(own[..., None], rows, 0))
+        local = (ids >= 0) & (ids < self.num_embeddings)
+        rows = super().forward(torch.where(local, ids, 0))
+        return self.ops.all_reduce(torch.where(local[..., None], rows, 0))
 
 
 class Head(nn.Linear):
-    """Logits in fp32 with the vocabulary split over the ranks, gathered unless the kernels sample from shards."""
+    """LM head with the vocabulary sharded over the ranks. Returns fp32 logits: all-gathered, or this rank's shard if
+    the backend samples from shards (`Context.sharded`)."""
 
     def __init__(self, hidden: int, vocab: int, ctx: Context) -> None:
         super().__init__(hidden, ids_per_rank(vocab, ctx.tp), bias=False)
@@ -86,7 +87,7 @@ class Layers(nn.ModuleList):
     def run(
         self, ops: Ops, x: Tensor, rope: Rotation, caches: list[Cache], meta: AttentionMetadata, taps: tuple[int, ...]
     ) -> tuple[dict[int, Tensor], list[Cache]]:
-        """The hidden states by number, the tapped ones at least: i is the input of layer i; and the caches."""
+        """Returns hidden states by index (i is the input of layer i; at least `taps` and the last), and the caches."""
         states, written = {0: x}, list[Cache]()
         for i, (layer, cache) in enumerate(zip(self, caches, strict=True)):
             states[i + 1], cache = ops.call(layer, states[i], rope, cache, meta)
@@ -95,7 +96,7 @@ class Layers(nn.ModuleList):
 
 
 class LanguageModel(nn.Module):
-    """One rank of a model with a head: its number as a weight, its part of the vocabulary, samples from its logits."""
+    """Base class of a model with an LM head on one rank: its rank (a weight), vocabulary shard, noise and sampling."""
 
     def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
@@ -104,25 +105,25 @@ class LanguageModel(nn.Module):
 
     @property
     def rank_11(self) -> Tensor:
-        """(1, 1) int32 this rank's number."""
+        """(1, 1) int32 the rank."""
         return self.rank[:, None]
 
     @property
     def shard(self) -> VocabShard:
-        """The ids whose logits this rank has: all of them where the logits are gathered."""
+        """The ids in this rank's logits: all ids if the logits are gathered."""
         count, tp = getattr(self.config, self.config.head_size), self.ctx.tp if self.ctx.sharded else 1
         width = ids_per_rank(count, tp)
         last = None if width * tp == count else count - 1
         return VocabShard(self.rank_11 * (width if self.ctx.sharded else 0), width, self.rank_11, last=last)
 
     def noise(self, seed_B2: Tensor, positions_BN: Tensor) -> Tensor:
-        """(B, N, V) the noise of the samples at these positions."""
+        """(B, N, V) Gumbel noise for tokens at these absolute positions."""
         seed_R2 = seed_B2.repeat_interleave(positions_BN.shape[1], 0)
         noise_RV = self.ctx.gumbel_noise(seed_R2, positions_BN.flatten(), self.shard)
         return noise_RV.unflatten(0, positions_BN.shape)
 
     def sample(self, logits_BNV: Tensor, params: SamplingParams, noise_BNV: Tensor) -> ShardArgmax:
-        """(M, B, N) the samples after N rows of each sequence."""
+        """Applies the processors and samples one token per row: (M, B, N), over M vocabulary shards."""
         if params.processors is not None:
             logits_BNV = params.processors.process(logits_BNV)
         rows = logits_BNV.flatten(0, 1), params.repeat(logits_BNV.shape[1]), noise_BNV.flatten(0, 1)

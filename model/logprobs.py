@@ -1,7 +1,7 @@
-"""Log-probabilities: of sampled ids and of the best ids.
+"""Log-probabilities of each row's id and of the TOP best ids.
 
-A row has C = 2 + 2 `TOP` numbers: the log-probability of its own id and that id's rank, counted from 1, then the best
-ids' log-probabilities, falling, and these ids, which are exact in fp32.
+Layout of a row, C = 2 + 2 TOP numbers: the id's log-probability, its rank counted from 1, the best ids'
+log-probabilities in descending order, and the best ids, which are exact in fp32.
 """
 
 import torch
@@ -12,37 +12,37 @@ from model.context import Context
 from model.ops import Ops, State, add_halves, iota, ordered_sum
 from model.parallel import VocabShard
 
-# source: max_logprobs of vllm/config/model.py (vllm-project/vllm), the most that its API and OpenAI's give
+# source: max_logprobs of vllm/config/model.py; OpenAI's API has the same limit
 TOP = 20
 COLUMNS = 2 + 2 * TOP
 _LOWEST = torch.finfo(torch.float32).min
 _PAST_IDS = 1 << 24
 
 
-def logprobs(ctx: Context, logits_RV: Tensor, own_R: Tensor, shard: VocabShard) -> Tensor:
-    """(R, C) of each row's own id, from the logits of a rank's ids."""
+def logprobs(ctx: Context, logits_RV: Tensor, id_R: Tensor, shard: VocabShard) -> Tensor:
+    """(R, C) scores of the ids `id_R`, from this rank's logits."""
 
-    def of_ranks(numbers_RC: Tensor) -> Tensor:
-        return ctx.all_gather_vocab(numbers_RC, shard).unflatten(-1, (-1, numbers_RC.shape[1]))
+    def gather(x_RC: Tensor) -> Tensor:
+        return ctx.all_gather_vocab(x_RC, shard).unflatten(-1, (-1, x_RC.shape[1]))
 
     ids_V = shard.ids_V
-    own_R1 = torch.where(ids_V == own_R.unsqueeze(1), logits_RV, _LOWEST).amax(-1, keepdim=True)
+    logit_R1 = torch.where(ids_V == id_R.unsqueeze(1), logits_RV, _LOWEST).amax(-1, keepdim=True)
     values, ids = best_ids(ctx.ops, logits_RV, ids_V.expand_as(logits_RV))
-    parts_RMC = of_ranks(torch.cat((own_R1, values, ids.float()), 1))
-    own_R1, values, ids = parts_RMC[..., :1].amax(1), *(t.flatten(1) for t in parts_RMC[..., 1:].split(TOP, -1))
+    parts_RMC = gather(torch.cat((logit_R1, values, ids.float()), 1))
+    logit_R1, values, ids = parts_RMC[..., :1].amax(1), *(t.flatten(1) for t in parts_RMC[..., 1:].split(TOP, -1))
     if parts_RMC.shape[1] > 1:
         values, ids = best_ids(ctx.ops, values, ids.to(torch.int32))
     first_R1 = values[:, :1]
-    sums = (ordered_sum(t)[:, None] for t in (torch.exp(logits_RV - first_R1), logits_RV >= own_R1))
-    mass_R1, rank_R1 = add_halves(of_ranks(torch.cat(tuple(sums), 1)), 1).squeeze(1).split(1, -1)
+    sums = (ordered_sum(t)[:, None] for t in (torch.exp(logits_RV - first_R1), logits_RV >= logit_R1))
+    mass_R1, rank_R1 = add_halves(gather(torch.cat(tuple(sums), 1)), 1).squeeze(1).split(1, -1)
     log_sum_exp_R1 = first_R1 + torch.log(mass_R1)
-    return torch.cat((own_R1 - log_sum_exp_R1, rank_R1, values - log_sum_exp_R1, ids.float()), 1)
+    return torch.cat((logit_R1 - log_sum_exp_R1, rank_R1, values - log_sum_exp_R1, ids.float()), 1)
 
 
 def best_ids(ops: Ops, logits_RV: Tensor, ids_RV: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, TOP) the best logits, falling, and their ids; of equal logits the smaller id is first.
+    """(R, TOP) the best logits in descending order, and their ids; ties are in ascending order of ids.
 
-    Each round takes the best of G groups, then searches that group's W members for its next one.
+    Columns form G groups of W members. Each round selects the group with the best logit, then that group's next best.
     """
     rows, count = logits_RV.shape
     members = 1 << (count.bit_length() // 2)
@@ -71,5 +71,5 @@ def best_ids(ops: Ops, logits_RV: Tensor, ids_RV: Tensor) -> tuple[Tensor, Tenso
 
     best_RG, first_RG = first(logits_RWG, ids_RWG)
     empty = torch.zeros((rows, TOP), device=logits_RV.device)
-    *_, values, ids = ops.repeat(TOP, take, (iota(1, ids_RV), best_RG, first_RG, empty, empty.to(torch.int32)))
+    *_, values, ids = ops.fori_loop(TOP, take, (iota(1, ids_RV), best_RG, first_RG, empty, empty.to(torch.int32)))
     return values, ids

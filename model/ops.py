@@ -1,7 +1,7 @@
-"""The few operations that a compiled graph does differently from eager torch on one rank, and helpers.
+"""Operations that differ between eager torch and a traced graph, and small tensor functions.
 
-The model is written against this interface; `compile/graph/trace.py` gives the graph's version of it. It has no branch:
-Trainium's compiler takes none, so a graph computes both sides and selects, or the host picks the graph.
+The model is written against `Ops`; `compile/graph/trace.py` implements it for graphs. There is no branch operation:
+Trainium's compiler supports none, so a graph computes both sides and selects, or the host selects a graph.
 """
 
 from collections.abc import Callable
@@ -15,47 +15,47 @@ State = tuple[Tensor, ...]
 
 
 class Ops:
-    """Eager torch on one rank: the definition that the traced version must equal."""
+    """Eager torch on one rank, the reference for the traced version."""
 
-    # ranks that a collective joins
+    # ranks in a collective
     ranks = 1
-    # the groups of ranks that sum, for a kernel that sums inside; None for one rank
+    # replica groups for kernels with an all-reduce inside; None for one rank
     groups: tuple[tuple[int, ...], ...] | None = None
 
     def call(self, module: nn.Module, *args: Any) -> Any:
-        """Run a module; a graph traces each kind of module once and calls it."""
+        """Runs a module; a graph traces each type and config of a module once."""
         return module(*args)
 
-    def repeat(self, count: int, body: Callable[[State], State], state: State) -> State:
-        """body applied `count` times to a tuple of tensors; a graph holds the body once."""
+    def fori_loop(self, count: int, body: Callable[[State], State], state: State) -> State:
+        """Applies `body` `count` times to a tuple of tensors; a loop in a graph."""
         for _ in range(count):
             state = body(state)
         return state
 
-    def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
-        """function(ops, *given, **fixed) of tensors, and of fixed values; a build traces it once for each shape."""
+    def jit(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
+        """Returns function(ops, *given, **fixed); a build traces it once for each shape of `given` and each `fixed`."""
         return function(self, *given, **fixed)
 
     def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
-        """The pool with row n of sequence b written at [blocks[b, n], :, offsets[b, n]], all of them inside."""
+        """Writes row n of sequence b to pool[blocks[b, n], :, offsets[b, n]]; all indices are in range."""
         updated = pool_PGKD.clone()
         updated[blocks_BN.long(), :, offsets_BN.long()] = new_BGND.transpose(1, 2)
         return updated
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of x over the ranks of the group."""
+        """The sum of x over the ranks."""
         return x
 
     def all_gather(self, x: Tensor, rank_11: Tensor) -> Tensor:
-        """The group's x, concatenated along the last axis in rank order; this rank's number is `rank_11`.
+        """Concatenates the ranks' x along the last axis in rank order; `rank_11` is this rank.
 
-        An all-reduce of zero-padded parts: every number is exact, but -0 becomes 0. A NEFF with XLA's all-gather is
-        reported to fail when a later process loads it; one with all-reduces is not.
+        Implemented as an all-reduce of zero-padded parts, exact except that -0 becomes 0: NEFFs with XLA's all-gather
+        are reported to fail when a later process loads them.
         """
         if self.ranks == 1:
             return x
         if not x.is_floating_point():
-            # a device sums no integers
+            # collectives sum floating-point numbers only: send two 16-bit halves
             halves = self.all_gather(torch.stack((shift_right(x, 16), x & 0xFFFF)).float(), rank_11).to(torch.int32)
             return shift_left(halves[0], 16) | halves[1]
         here_M1 = iota(self.ranks, rank_11)[:, None] == rank_11
@@ -66,34 +66,34 @@ EAGER = Ops()
 
 
 def shift_left(x: Tensor, count: int) -> Tensor:
-    """x << count, int32: torch_xla lowers the operator to a product."""
+    """x << count, int32; torch_xla lowers Python's operator to a multiplication."""
     return torch.bitwise_left_shift(x, torch.full_like(x, count))
 
 
 def shift_right(x: Tensor, count: int) -> Tensor:
-    """x >> count, int32, sign kept: torch_xla lowers the operator to a division, which rounds toward 0."""
+    """x >> count, int32, arithmetic; torch_xla lowers Python's operator to a division that rounds toward 0."""
     return torch.bitwise_right_shift(x, torch.full_like(x, count))
 
 
 def first_argmax(scores_RV: Tensor) -> Tensor:
-    """(R,) int32: the smallest index that holds each row's largest value."""
+    """(R,) int32 argmax of each row; ties go to the smallest index."""
     best = scores_RV.amax(-1, keepdim=True)
     count = scores_RV.shape[-1]
     return torch.where(scores_RV == best, iota(count, scores_RV), count).amin(-1).to(torch.int32)
 
 
 def ordered_sum(x: Tensor) -> Tensor:
-    """(...,) fp32: the sum of x (..., V) along its last axis, in one order for every number of rows.
+    """(...,) fp32 sum of x (..., V) along its last axis, in an order that does not depend on the number of rows.
 
-    The order of a reduction may depend on the shape of its operand. Here x is zero-padded to columns of 16; a column is
-    reduced from top to bottom, and the 16 sums are added by halves.
+    A compiler may order a reduction by the shape of its operand. Here x is zero-padded and reshaped to (V / 16, 16);
+    the first axis is summed in ascending order, then the 16 partial sums by halves.
     """
     x = F.pad(x.float(), (0, -x.shape[-1] % 16)).unflatten(-1, (-1, 16)).sum(-2)
     return add_halves(x, -1).squeeze(-1)
 
 
 def add_halves(x: Tensor, axis: int) -> Tensor:
-    """The sum along an axis whose size is a power of two, which stays with size 1, in one order on every rank."""
+    """Sums along an axis, whose size is a power of two, by halves: the same order on every rank. Keeps the axis."""
     while x.shape[axis] > 1:
         lower, upper = x.chunk(2, axis)
         x = lower + upper
@@ -101,10 +101,10 @@ def add_halves(x: Tensor, axis: int) -> Tensor:
 
 
 def iota(count: int, like: Tensor) -> Tensor:
-    """0 .. count - 1, int32, on a tensor's device."""
+    """(count,) int32 0 .. count - 1, on the device of `like`."""
     return torch.arange(count, dtype=torch.int32, device=like.device)
 
 
 def gather_rows(x_BRF: Tensor, index_BN: Tensor) -> Tensor:
-    """(B, N, ...): rows `index` of each sequence."""
+    """(B, N, F): row `index_BN[b, n]` of each sequence b."""
     return x_BRF[iota(x_BRF.shape[0], index_BN)[:, None], index_BN]

@@ -1,8 +1,8 @@
-"""Tensor parallelism: which heads and which token ids each rank holds.
+"""Tensor parallelism: the heads and token ids of each rank.
 
-A graph is SPMD: every rank runs the same one, and ranks differ only in their weights. Sizes follow NxD's placement: kv
-heads are split, or replicated when there are fewer of them than ranks; query heads follow their kv head and are padded
-with zero heads when a group does not divide over its replicas; the embedding and the head are split over ids.
+Graphs are SPMD: all ranks run the same graph and differ only in their weights. The layout is NxD's: kv heads are
+sharded, or replicated if there are fewer than ranks; query heads are on the ranks of their kv head, padded with zero
+heads if they do not divide evenly; embedding and LM head are sharded by id.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from model.ops import iota
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Which query and kv heads each of `tp` ranks holds."""
+    """The query and kv heads of each of `tp` ranks."""
 
     heads: int
     kv_heads: int
@@ -25,7 +25,7 @@ class HeadMap:
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold a copy of the same kv head."""
+        """The number of ranks with a copy of the same kv head."""
         return max(1, self.tp // self.kv_heads)
 
     @property
@@ -34,7 +34,7 @@ class HeadMap:
 
     @property
     def heads_per_kv(self) -> int:
-        """Query heads of one kv head on one rank, padding included."""
+        """Query heads per kv head on one rank, including padding."""
         return -(-(self.heads // self.kv_heads) // self.replicas)
 
     @property
@@ -42,12 +42,12 @@ class HeadMap:
         return self.kv_per_rank * self.heads_per_kv
 
     def kv_of(self, rank: int) -> list[int]:
-        """The kv heads of a rank, in its order."""
+        """The kv heads of a rank, in order."""
         first = rank // self.replicas * self.kv_per_rank
         return list(range(first, first + self.kv_per_rank))
 
     def queries_of(self, rank: int) -> list[int | None]:
-        """The query heads of a rank, in its order; None is a zero head of padding."""
+        """The query heads of a rank, in order; None is a padding head of zeros."""
         group, offset = self.heads // self.kv_heads, rank % self.replicas * self.heads_per_kv
         return [
             kv * group + i if i < group else None
@@ -57,10 +57,10 @@ class HeadMap:
 
 
 class VocabShard(NamedTuple):
-    """The token ids whose logits rank `rank_11` has: `width` of them from `start_11`, int32, on.
+    """The token ids in the logits of rank `rank_11`: `width` ids from `start_11` (int32) on.
 
-    A draft with a separate vocabulary has in `mapped_V` the target's ids of them. `last`: the last id of a vocabulary
-    that the ranks do not divide; the columns after it have the logit -inf.
+    For a draft with a reduced vocabulary, `mapped_V` are the target ids of these draft ids. `last` is the last id of a
+    vocabulary that tp does not divide: the columns after it are padding, whose logits are -inf.
     """
 
     start_11: Tensor
@@ -71,28 +71,28 @@ class VocabShard(NamedTuple):
 
     @property
     def ids_V(self) -> Tensor:
-        """(V,) int32 the target's ids; `last` in the columns after it."""
+        """(V,) int32 the shard's ids, as target ids; `last` in columns of padding."""
         if self.mapped_V is not None:
             return self.mapped_V
         ids_V = self.start_11[0] + iota(self.width, self.start_11)
         return ids_V if self.last is None else ids_V.clamp(max=self.last)
 
 
-def ids_per_rank(count: int, tp: int) -> int:
-    """The ids of a vocabulary on each of `tp` ranks; the last ranks have rows of padding where tp does not divide it."""
-    return -(-count // tp)
+def ids_per_rank(vocab: int, tp: int) -> int:
+    """Rows of the embedding and of the head on each rank; padding included."""
+    return -(-vocab // tp)
 
 
 def check_tp(config: ModelConfig, tp: int, what: str) -> None:
-    """Raise UserError for a tp degree that the model's sizes cannot be split by."""
+    """Raises UserError if the model's sizes do not support a tp degree."""
     if tp < 1 or tp & (tp - 1):
         raise UserError(f"tp is {tp}; tensor parallelism needs a power of two (1, 2, 4, ... 64)")
     kv = config.num_key_value_heads
     if kv % tp and tp % kv:
         raise UserError(
-            f"the {what} has {kv} kv heads, which tp {tp} neither divides nor is a multiple of; choose a different tp"
+            f"the {what} has {kv} kv heads, tp is {tp}; tp must divide the number of kv heads or be a multiple of it"
         )
     if config.intermediate_size % tp:
         raise UserError(
-            f"the {what}'s intermediate_size {config.intermediate_size} does not divide by tp {tp}; choose a smaller tp"
+            f"the {what}'s intermediate_size {config.intermediate_size} is not divisible by tp {tp}; lower tp"
         )

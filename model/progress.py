@@ -1,4 +1,4 @@
-"""Progress on stderr for work of more than two seconds: a bar on a terminal, else a line from time to time."""
+"""Progress on stderr: a bar on a terminal; otherwise lines, the first one after 2 s."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -9,19 +9,19 @@ from rich.console import Console
 from rich.progress import Progress
 
 T = TypeVar("T")
-# the first line where stderr is a file; the time to the next one doubles
+# seconds until the first line, and the longest interval; intervals double
 FIRST_S, LONGEST_S = 2.0, 60.0
 
 
 class Task:
-    """A running task: what runs now, and how much of a total is done; bytes are shown as GB."""
+    """A running task with a description and an amount done; bytes are shown as GB."""
 
     def __init__(self, bars: Progress, what: str, total: int, unit: str) -> None:
         self._bars, self._unit, self._next_s = bars, unit, FIRST_S
         self._row = bars.add_task(what, total=total or None)
 
     def advance(self, count: int = 1, **changes: Any) -> None:
-        """Add to the amount done; `changes` are a new `description` or `total`."""
+        """Adds `count` to the amount done; `changes` may set `description` or `total`."""
         self._bars.update(self._row, advance=count, **changes)
         task = self._bars.tasks[self._row]
         seconds, total = task.elapsed or 0.0, task.total
@@ -34,13 +34,13 @@ class Task:
 
 @contextmanager
 def progress(what: str, total: int = 0, unit: str = "") -> Iterator[Task]:
-    """Show a task until the end of the block; `unit` names what `total` counts, a total of 0 is unknown."""
+    """Shows a task until the block ends. `unit` is that of `total`; a total of 0 is unknown."""
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         yield Task(bars, what, total, unit)
 
 
 def each(items: Iterable[T], what: str) -> Iterator[T]:
-    """The items; progress is shown while the caller works on them."""
+    """Yields the items and shows progress while the caller works on them."""
     counted = list(items)
     with progress(what, len(counted)) as task:
         for item in counted:

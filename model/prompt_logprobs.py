@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's ids, block by block of its rows: the logits of all at once would not fit."""
+"""Log-probabilities of prompt ids, computed in blocks of rows: the logits of all rows would not fit in memory."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,16 @@ from model.logprobs import logprobs
 from model.ops import State, iota
 from model.qwen3 import Qwen3
 
-# rows of a prompt whose logits are there at once; a loop of a graph has at most a thousand rounds
+# rows per block, and the largest number of loop iterations in a graph
 _ROWS, _MAX_BLOCKS = 128, 1000
 
 
 def prompt_logprobs(
     target: Qwen3, chunk: PrefillChunk, next_prompt_id_1: Tensor, x_1SE: Tensor, sampled_1C: Tensor
 ) -> Tensor:
-    """(1, S, C): row i of a prompt's hidden rows has the log-probabilities of id i + 1, the last one of the next id's.
+    """(1, S, C): row i has the log-probabilities of id i + 1 of the prompt; rows after the last valid one are invalid.
 
-    Those are `sampled_1C` where the next id is sampled: `next_prompt_id` below 0. Rows past the last are ignored.
+    The last valid row's id is `next_prompt_id`, or, if that is negative, the sampled id with scores `sampled_1C`.
     """
     rows = chunk.ids_1S.shape[1]
     blocks = min(-(-rows // _ROWS), _MAX_BLOCKS)
@@ -33,5 +33,5 @@ def prompt_logprobs(
         return first_1 + block, scores_SC.index_put((index_R,), scores_RC)
 
     start = torch.zeros_like(chunk.length_1), torch.zeros_like(sampled_1C).expand(rows, -1)
-    scores_SC = target.ctx.ops.repeat(blocks, fill, start)[1]
+    scores_SC = target.ctx.ops.fori_loop(blocks, fill, start)[1]
     return torch.where((is_last_S & (next_prompt_id_1 < 0))[:, None], sampled_1C, scores_SC)[None]

@@ -1,7 +1,7 @@
-"""Qwen3 on one tensor-parallel rank: embeddings, RMSNorm, grouped-query attention with qk-norm, SwiGLU, a head.
+"""Qwen3 on one tensor-parallel rank: embedding, RMSNorm, grouped-query attention with qk-norm, SwiGLU, LM head.
 
-Source: Qwen3 Technical Report (arXiv 2505.09388) and the checkpoints' published config.json.
-Shapes: B sequences, N rows of each, E hidden, H query heads and G kv heads on this rank, D head dim, V vocabulary.
+Source: Qwen3 Technical Report (arXiv 2505.09388) and the config.json of the published checkpoints.
+Shapes: B sequences, N rows per sequence, E hidden, H query heads and G kv heads on this rank, D head dim, V vocabulary.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from model.sampling import SamplingParams
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over the cache, queries and keys normalised before the rotation."""
+    """Grouped-query attention over the KV cache; RMSNorm of queries and keys (qk-norm) before RoPE."""
 
     def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
@@ -33,16 +33,16 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(d, config.rms_norm_eps)
 
     def split_heads(self, x_BNF: Tensor) -> Tensor:
-        """(B, heads, N, D)."""
+        """(B, N, heads * D) -> (B, heads, N, D)."""
         return x_BNF.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, H, N, D) rotated queries, (B, G, N, D) rotated keys, and values, of normed rows."""
+        """Queries (B, H, N, D) and keys (B, G, N, D) after RoPE, and values (B, G, N, D), of normed rows."""
         q_BHND = self.split_heads(self.q_proj(x_BNE))
         return apply_rope(self.q_norm(q_BHND), rope), *self.key_value(x_BNE, rope)
 
     def key_value(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
-        """The same without queries."""
+        """Keys (B, G, N, D) after RoPE, and values (B, G, N, D), of normed rows."""
         k_BGND, v_BGND = (self.split_heads(proj(x_BNE)) for proj in (self.k_proj, self.v_proj))
         return apply_rope(self.k_norm(k_BGND), rope), v_BGND
 
@@ -65,7 +65,7 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer: two pre-normalised residual branches."""
+    """One decoder layer: attention and MLP, each with a pre-norm and a residual."""
 
     def __init__(self, config: ModelConfig, ctx: Context) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
 
 
 class Hidden(NamedTuple):
-    """Results of a pass: (B, N, E) after the last layer, the caches with the rows written, (B, N, taps E) states."""
+    """A pass over the layers: last hidden states (B, N, E), updated caches, tapped states (B, N, taps * E)."""
 
     x_BNE: Tensor
     caches: list[Cache]
@@ -90,10 +90,10 @@ class Hidden(NamedTuple):
 
 
 class Qwen3(LanguageModel):
-    """The decoder of one rank. A tied head is a second copy: it is sharded along a different axis.
+    """Qwen3 on one rank. A tied LM head is a second copy of the embedding.
 
-    `taps` are the hidden states that a drafter reads: 0 is the embedding, i the input of layer i, and the number of
-    layers the normed output of the last one, as transformers counts them.
+    `taps` are the indices of the hidden states that a drafter reads, as in transformers' `hidden_states`: i is the
+    input of layer i (0 the embedding), num_hidden_layers the normed output of the last layer.
     """
 
     taps: tuple[int, ...] = ()
@@ -107,7 +107,7 @@ class Qwen3(LanguageModel):
         self.lm_head = Head(config.hidden_size, config.vocab_size, ctx)
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata) -> Hidden:
-        """The layers over rows of ids: their keys and values are written, then attended."""
+        """Embeds the ids and runs the layers, which write the rows' keys and values, then attend."""
         x, last = self.embed_tokens(ids_BN, self.rank_11), len(self.layers)
         rope = rotation(meta.positions_BN, self.config)
         states, caches = self.layers.run(self.ctx.ops, x, rope, caches, meta, self.taps)
@@ -115,12 +115,12 @@ class Qwen3(LanguageModel):
         return Hidden(states[last], caches, torch.cat(taps, -1) if taps else None)
 
     def logits(self, x_BNE: Tensor) -> Tensor:
-        """(B, N, V) fp32 logits of hidden rows, of this rank's ids only if the kernels sample from shards."""
+        """(B, N, V) fp32 logits of hidden rows; V is this rank's shard if the backend samples from shards."""
         return self.lm_head(self.norm(x_BNE), self.rank_11)
 
     def forward(
         self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata, params: SamplingParams, noise_BNV: Tensor
     ) -> tuple[Tensor, list[Cache]]:
-        """A drafter's pass: (B, N) the ids sampled after its rows, and the caches."""
+        """One pass with sampling, for drafters: (B, N) sampled ids, and the caches."""
         x_BNE, caches, _ = self.hidden(ids_BN, caches, meta)
         return self.sample(self.logits(x_BNE), params, noise_BNV).token_ids(), caches

@@ -1,4 +1,4 @@
-"""Rotary positions: the angles' cos and sin, of plain frequencies or of those that YaRN stretches."""
+"""Rotary position embedding (RoPE), with optional YaRN scaling."""
 
 import math
 from functools import cache
@@ -12,14 +12,14 @@ from model.config import ModelConfig, Yarn
 
 
 class Rotation(NamedTuple):
-    """cos and sin of each row's angles, both (B, N, D / 2) fp32."""
+    """cos and sin of the rows' angles, both (B, N, D / 2) fp32."""
 
     cos_BND: Tensor
     sin_BND: Tensor
 
 
 def rotation(positions_BN: Tensor, config: ModelConfig) -> Rotation:
-    """Angles are position * frequency; plain frequencies are theta^(-2i/D)."""
+    """cos and sin of position * frequency; frequency i is theta^(-2i/D), or YaRN's."""
     yarn: Yarn | None = getattr(config, "rope_scaling", None)
     if yarn:
         inverse, scale = list(yarn_frequencies(config.head_dim, config.rope_theta, yarn)), attention_factor(yarn)
@@ -32,7 +32,7 @@ def rotation(positions_BN: Tensor, config: ModelConfig) -> Rotation:
 
 
 def apply_rope(x_BHND: Tensor, rope: Rotation) -> Tensor:
-    """The rotation, half-split as in the checkpoints: pairs (i, i + D/2)."""
+    """Rotates pairs (i, i + D/2), the half-split layout of the checkpoints."""
     cos, sin = (part_BND[:, None].to(x_BHND.dtype) for part_BND in rope)
     a, b = x_BHND.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -40,22 +40,22 @@ def apply_rope(x_BHND: Tensor, rope: Rotation) -> Tensor:
 
 @cache
 def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ...]:
-    """Fast frequencies stay, slow ones are divided by the factor, those between are mixed along a ramp.
+    """High frequencies are unchanged, low ones are divided by the factor, a linear ramp interpolates between them.
 
-    Source: YaRN (arXiv 2309.00071). fp32 in the order of transformers' `_compute_yarn_parameters`: at position 40,000
-    the last bit of a frequency is 0.002 of an angle.
+    Source: YaRN (arXiv 2309.00071). In fp32 and in the order of transformers' `_compute_yarn_parameters`: at position
+    40,000 the last bit of a frequency changes the angle by 0.002.
     """
     length = yarn.original_max_position_embeddings
-    # where in a head the frequency is that turns so often over the original positions
+    # the dimension whose frequency makes this many rotations over the original context length
     low, high = (
-        head_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
-        for turns in (yarn.beta_fast, yarn.beta_slow)
+        head_dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        for rotations in (yarn.beta_fast, yarn.beta_slow)
     )
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    places = np.arange(head_dim // 2, dtype=np.float32)
-    ramp = np.clip((places - np.float32(low)) / np.float32(high - low or 0.001), np.float32(0), np.float32(1))
+    dims = np.arange(head_dim // 2, dtype=np.float32)
+    ramp = np.clip((dims - np.float32(low)) / np.float32(high - low or 0.001), np.float32(0), np.float32(1))
     plain = np.array([theta ** float(np.float32(2 * i / head_dim)) for i in range(head_dim // 2)], np.float32)
     fast, slow = np.float32(1) / plain, np.float32(1) / (np.float32(yarn.factor) * plain)
     fast_share = np.float32(1) - ramp
@@ -63,7 +63,7 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
 
 
 def attention_factor(yarn: Yarn) -> float:
-    """The factor of cos and sin: as stated, or by the stretch and its two mscales."""
+    """The factor of cos and sin: `attention_factor` if given, else computed from the factor and the mscales."""
 
     def mscale(weight: float) -> float:
         return 1.0 if yarn.factor <= 1 else 0.1 * weight * math.log(yarn.factor) + 1.0

@@ -1,8 +1,8 @@
-"""Reference coupled sampling: the counter-based Gumbel noise, the sample, the acceptance of drafts.
+"""Reference sampler: counter-based Gumbel noise, Gumbel-max sampling, acceptance of drafts.
 
-The rule is drafter-invariant speculative decoding (Daliri, Musco, Suresh, arXiv 2408.07978): draft and target sample
-with the same noise at the same absolute position, so each emitted id is the target's own sample, whatever the draft.
-docs/sampling.md specifies every step. Shapes: R rows, V ids of this rank's logits, B sequences, N = K + 1 rows of each.
+Drafter-invariant speculative decoding (Daliri, Musco, Suresh, arXiv 2408.07978): draft and target sample with the same
+noise at the same absolute position, so each emitted id is the target's sample, whatever the draft. docs/sampling.md
+specifies every step. Shapes: R rows, V ids in this rank's logits, B sequences, N = K + 1 rows per sequence.
 """
 
 from typing import NamedTuple, Self
@@ -16,16 +16,16 @@ from model.logits_processors import LogitsProcessors
 from model.ops import Ops, first_argmax, iota, shift_right
 from model.threefry import threefry2x32
 
-# separates this stream from those of other sampling rules
+# separates this noise stream from streams of other uses of a seed
 GUMBEL_DOMAIN = 0
-# sampled by a row whose logits hold NaN or +inf, or leave no id; -1 pads the emitted ids
+# the sample of a row whose logits contain NaN or +inf, or are all -inf; -1 pads the emitted ids
 NO_ID = -2
-# above all ids
+# larger than every id
 _PAST_IDS = 1 << 24
 
 
 class SamplingParams(NamedTuple):
-    """Each row's sampling parameters. A graph without filters or logits processors has None there."""
+    """Each row's sampling parameters; `filters` and `processors` are None in graphs without them."""
 
     temperature_R: Tensor
     seed_R2: Tensor
@@ -34,16 +34,16 @@ class SamplingParams(NamedTuple):
 
     @property
     def filtering_R(self) -> Tensor | None:
-        """(R,) whether a row filters; None where none does."""
+        """(R,) whether a row uses top-k, top-p or min-p; None in a graph without filters."""
         return None if self.filters is None else self.filters.active_R & (self.temperature_R > 0)
 
     @property
     def divisor_R(self) -> Tensor:
-        """(R,) the temperature, 1 for a greedy row, whose sample does not use it."""
+        """(R,) the temperature; 1 for greedy rows, which ignore it."""
         return torch.where(self.temperature_R > 0, self.temperature_R, 1.0)
 
     def repeat(self, count: int) -> Self:
-        """Each row `count` times, without processors."""
+        """Repeats each row `count` times and drops the processors."""
         if count == 1:
             return self._replace(processors=None)
         temperature_R, seed_R2 = (t.repeat_interleave(count, 0) for t in self[:2])
@@ -51,32 +51,32 @@ class SamplingParams(NamedTuple):
         return type(self)(temperature_R, seed_R2, filters)
 
     def rows(self, first: int, stop: int, drafts: list[Tensor]) -> Self:
-        """The parameters of some rows of each sequence, after these drafts (B, 1)."""
+        """The parameters of rows `first` to `stop` - 1 of each sequence, which follow the given drafts (B, 1)."""
         return self._replace(processors=self.processors and self.processors.rows(first, stop, drafts))
 
     def with_drafts(self, ids_BN: Tensor) -> Self:
-        """The parameters of all rows, each after the drafts before it; the first of the ids is the input id."""
+        """The parameters of all N rows: row n follows drafts 1 to n. Column 0 of `ids_BN` is the input id."""
         return self._replace(processors=self.processors and self.processors.with_drafts(ids_BN))
 
 
 class ShardArgmax(NamedTuple):
-    """Each row's best score and the id that has it, on M shards in the order of ids: (M, ...) fp32 and int32."""
+    """Each row's best score and its id on M vocabulary shards, in ascending order of ids: (M, ...) fp32 and int32."""
 
     values: Tensor
     ids: Tensor
 
     def token_ids(self) -> Tensor:
-        """The sampled ids: those of the best scores over the shards, the smallest among equals."""
+        """The sampled ids: the id of each row's best score over all shards; ties go to the smallest id."""
         if len(self.ids) == 1:
             return self.ids[0]
         return torch.where(self.values == self.values.amax(0), self.ids, _PAST_IDS).amin(0)
 
 
 def gumbel_noise(ops: Ops, seed_R2: Tensor, position_R: Tensor, ids_V: Tensor) -> Tensor:
-    """(R, V) fp32 Gumbel(0, 1) noise of (seed, absolute position of the sampled token, id), from Threefry-2x32.
+    """(R, V) fp32 Gumbel(0, 1) noise: a function of the seed, the sampled token's absolute position and the id.
 
-    Counter (id // 2, position + domain * 2^24), key the seed's two words; the word of parity id % 2 gives
-    u = (its top 23 bits + 1/2) / 2^23, and the noise is -log(-log u).
+    Threefry-2x32 with counter (id // 2, position + domain * 2^24) and the seed's two words as key. Output word id % 2
+    gives u = (its top 23 bits + 1/2) / 2^23; the noise is -log(-log u).
     """
     counter_R1 = position_R.to(torch.int32)[:, None] + GUMBEL_DOMAIN * (1 << 24)
     pair_RV, counter_RV = torch.broadcast_tensors(shift_right(ids_V, 1)[None], counter_R1)
@@ -86,16 +86,16 @@ def gumbel_noise(ops: Ops, seed_R2: Tensor, position_R: Tensor, ids_V: Tensor) -
 
 
 def sample(ops: Ops, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor) -> Tensor:
-    """(R,) int32 Gumbel-max: argmax of filtered logits / temperature + noise; of the logits at temperature 0.
+    """(R,) int32 Gumbel-max samples: argmax(filtered logits / temperature + noise), argmax(logits) at temperature 0.
 
-    Ties go to the smallest index; NO_ID where a row's largest logit is not finite. The largest logit is subtracted
-    before the division, so that no rounding removes it.
+    Ties go to the smallest index; rows whose largest logit is not finite return NO_ID. The largest logit is subtracted
+    before the division, so a filter cannot remove the best id by rounding.
     """
     best_R = logits_RV.amax(-1)
     shifted_RV = logits_RV - best_R[:, None]
     scores_RV = shifted_RV / params.divisor_R[:, None] + noise_RV
     if params.filters is not None and params.filtering_R is not None:
-        keep_RV = ops.shared(_keep, params.filters, shifted_RV, params.divisor_R)
+        keep_RV = ops.jit(_keep, params.filters, shifted_RV, params.divisor_R)
         scores_RV = torch.where(params.filtering_R[:, None] & ~keep_RV, float("-inf"), scores_RV)
     scores_RV = torch.where(params.temperature_R[:, None] > 0, scores_RV, logits_RV)
     return torch.where(is_finite(best_R), first_argmax(scores_RV), NO_ID)
@@ -106,15 +106,15 @@ def _keep(ops: Ops, filters: Filters, shifted_RV: Tensor, temperature_R: Tensor)
 
 
 def is_finite(best_R: Tensor) -> Tensor:
-    """(R,) whether a row's largest logit can be sampled: it is NaN if any is, and -inf if all are."""
+    """(R,) whether a row has an id to sample: its largest logit is NaN if any logit is, and -inf if all are."""
     return (best_R > float("-inf")) & (best_R < float("inf"))
 
 
 def accept(drafts_BK: Tensor, samples_BN: Tensor, max_accepted_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Accept drafts while they equal the target's samples, at most `max_accepted_B` of them.
+    """Accepts each sequence's drafts up to the first that differs from the target's sample, `max_accepted_B` at most.
 
-    Returns the emitted ids (B, N) padded with -1, their counts (B, 1) and the last of them (B, 1): the accepted drafts
-    and one more sample of the target's.
+    The emitted ids are the accepted drafts and the target's next sample. Returns them (B, N) padded with -1, their
+    counts (B, 1) and the last id (B, 1).
     """
     k = drafts_BK.shape[1]
     index_N = iota(k + 1, samples_BN)

@@ -1,8 +1,8 @@
-"""The fused speculative step: k drafts, verify k + 1 rows, emit the target's own samples.
+"""The fused speculative step: draft k tokens, verify k + 1 rows, emit the target's samples.
 
-Draft and target sample with the same noise at the same position, so a draft is accepted exactly when both samples are
-equal and every emitted token is the target's: the output does not depend on the drafter (Daliri, Musco, Suresh, arXiv
-2408.07978). Shapes: B sequences, k drafts, N = k + 1 rows of a sequence, S rows of a prompt's chunk, V ids.
+Draft and target sample with the same noise at the same position. A draft is accepted if it equals the target's sample,
+so every emitted token is the target's and the output does not depend on the drafter (Daliri, Musco, Suresh, arXiv
+2408.07978). Shapes: B sequences, k drafts, N = k + 1 rows per sequence, S rows of a prefill chunk, V ids.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from model.sampling import SamplingParams, ShardArgmax
 
 
 class Pair(nn.Module):
-    """A target and its drafter."""
+    """A target and its drafter, compiled into one graph."""
 
     def __init__(self, target: Qwen3, drafter: Drafter) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class Pair(nn.Module):
         target.taps = drafter.taps
 
     def forward(self, function: Callable[..., Outputs], *args: Any) -> Outputs:
-        """Call a function of the pair: `torch.func.functional_call` can only call `forward`."""
+        """Calls `function(self, *args)`, because `torch.func.functional_call` can only call `forward`."""
         return function(self, *args)
 
     def step(
         self, k: int, inputs: StepInputs, params: SamplingParams, state: DraftState, caches: list[Cache]
     ) -> StepOutputs:
-        """One step of every sequence: k drafts, N = k + 1 verified rows, 1 to N emitted ids."""
+        """One step of all sequences: draft k tokens, verify N = k + 1 rows, emit 1 to N ids per sequence."""
         target, draft, rows = self.target_model, self.draft_model, StepRows.of(k, inputs.positions, inputs.block_table)
         noise_BNV = draft_noise_BNV = target.noise(params.seed_R2, rows.sample_positions_BN)
         if draft is not None and draft.shard.width != target.shard.width:
@@ -50,7 +50,7 @@ class Pair(nn.Module):
         self, rows: StepRows, ids_BN: Tensor, max_accepted_B: Tensor, params: SamplingParams, noise_BNV: Tensor,
         state: DraftState, caches: list[Cache],
     ) -> StepOutputs:  # fmt: skip
-        """The target's pass over the input ids and drafts, its samples, and the ids that are accepted."""
+        """Runs the target on the input ids and drafts, samples after each row, and accepts drafts."""
         target = self.target_model
         x_BNE, caches, taps_BNF = target.hidden(rows.pad(ids_BN), caches, rows.meta)
         logits_BNV, params = target.logits(x_BNE)[:, : rows.k + 1], params.with_drafts(ids_BN)
@@ -65,14 +65,14 @@ class Pair(nn.Module):
         self, k: int, inputs: StepInputs, params: SamplingParams, state: DraftState, caches: list[Cache],
         prompt_scores: bool = False,
     ) -> StepOutputs:  # fmt: skip
-        """A chunk of one sequence's prompt into both models' state; the token is only meaningful after the last one.
+        """Prefills a chunk of one prompt in target and draft. The sampled token is only meaningful for the last chunk.
 
-        The log-probabilities are the token's, with `prompt_scores` those of all rows (`model/prompt_logprobs.py`).
+        Scores are those of the sampled token; with `prompt_scores` those of all rows (`model/prompt_logprobs.py`).
         """
         target, ids_1S, length_1 = self.target_model, inputs.input_ids, inputs.positions + inputs.num_tokens
         meta = AttentionMetadata(inputs.positions[:, None] + iota(ids_1S.shape[1], length_1), inputs.block_table)
         x_1SE, caches, taps_1SF = target.hidden(ids_1S, caches, meta)
-        # several rows, as in a step
+        # repeat the last row: a GEMM of one row may sum in a different order
         last_1N = (inputs.num_tokens - 1)[:, None].expand(-1, MIN_TARGET_ROWS)
         logits_11V = target.logits(gather_rows(x_1SE, last_1N))[:, :1]
         samples = target.sample(logits_11V, params, target.noise(params.seed_R2, length_1[:, None]))
@@ -86,7 +86,7 @@ class Pair(nn.Module):
         return StepOutputs(F.pad(token_11, (0, k), value=-1), token_11, length_1, scores, state, caches)
 
     def _logprobs(self, logits_BNV: Tensor, samples: ShardArgmax, params: SamplingParams) -> Tensor | None:
-        """(B, N, C) of the sampled ids; None in a graph without logits processors."""
+        """(B, N, C) log-probabilities of the sampled ids; None in a graph without logits processors."""
         if params.processors is None:
             return None
         rows_RV, ids_BN = params.processors.visible(logits_BNV).flatten(0, 1), samples.token_ids()

@@ -1,4 +1,4 @@
-"""What each stage of a graph computes: a prompt, a fused step, or one half of a step, for a host that masks drafts."""
+"""Runs one stage of a graph: a prefill, a fused step, or one half of a split step (drafting, verification)."""
 
 from typing import Any
 
@@ -17,7 +17,10 @@ def run_stage(
     pair: Pair, key: GraphKey, inputs: StepInputs, state: DraftState, caches: list[Cache],
     counts_B1V: Tensor | None = None,
 ) -> Outputs:  # fmt: skip
-    """The outputs of a graph. One for full sampling has counts of each slot's ids: see `model/logits_processors.py`."""
+    """Returns a graph's outputs. `counts_B1V`, in full-sampling graphs only, counts the ids that each slot emitted.
+
+    `model/logits_processors.py` describes the counts.
+    """
     model = pair.draft_model if key.stage is Stage.DRAFT else pair.target_model
     assert model is not None, "a drafter without a model has no graph"
     params, shard = inputs.params(key.filters), model.shard

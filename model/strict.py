@@ -1,7 +1,7 @@
-"""The one strict reader of JSON from outside: a value becomes a frozen dataclass, or one clause names the fault.
+"""Strict validation of JSON: reads an object into a frozen dataclass, or raises ValidationError for the first error.
 
-Fields are typed as usual; `Annotated` adds a `Range`, a `Length` or a `Text`. True is no number, 7.0 no whole one, and
-an object has every field without a default and no other.
+Fields have plain type hints; `Annotated` adds a `Range`, a `Length` or a `Text`. A bool is not accepted as a number,
+nor 7.0 as an integer. Fields without a default are required, unknown fields are rejected.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 T = TypeVar("T")
 
 
-class Wrong(ValueError):
-    """One clause: which field has which value, and what was expected."""
+class ValidationError(ValueError):
+    """A clause that names the field, its value and what was expected."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest number, and the unit that it is a multiple of."""
+    """Inclusive bounds of a number, which is a multiple of `step`."""
 
     low: float
     high: float
@@ -29,39 +29,39 @@ class Range:
 
 @dataclass(frozen=True)
 class Length:
-    """The smallest and the largest number of entries of a list or an object."""
+    """Inclusive bounds of the number of entries of a list or an object."""
 
-    least: int
-    most: int
+    min: int
+    max: int
 
 
 @dataclass(frozen=True)
 class Text:
-    """A pattern that fits a string from end to end, and what it is called."""
+    """A regular expression that a string matches completely, and its description in errors."""
 
     pattern: str
     expected: str
 
 
-# characters that a terminal interprets are refused in a string
+# a character of a string: no control characters, line separators or surrogates
 PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
 _LINE = Text(PRINTABLE + "{0,4096}", "a line of text")
 
 
 def read(cls: type[T], value: Any, at: str = "") -> T:
-    """A dataclass from a JSON object; Wrong names the first field, below `at`, that is not as declared."""
+    """Reads a dataclass from a parsed JSON object at path `at`; ValidationError names the first invalid field."""
     return _read(cls, value, at, ())
 
 
 def shown(value: Any) -> str:
-    """A value from outside as a few printable characters."""
+    """A value as at most 60 printable characters, for errors."""
     text = ascii(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:50]}..."
 
 
 def _expect(holds: bool, value: Any, at: str, expected: str) -> None:
     if not holds:
-        raise Wrong(f"{at or 'it'} is {shown(value)}, expected {expected}")
+        raise ValidationError(f"{at or 'it'} is {shown(value)}, expected {expected}")
 
 
 @functools.cache
@@ -84,12 +84,12 @@ def _read(kind: Any, value: Any, at: str, rules: tuple[Any, ...]) -> Any:
         return value
     length = next((r for r in rules if isinstance(r, Length)), Length(0, 64))
     if origin is tuple:
-        fits = isinstance(value, list) and length.least <= len(value) <= length.most
-        _expect(fits, value, at, f"a list of {length.least} to {length.most}")
+        fits = isinstance(value, list) and length.min <= len(value) <= length.max
+        _expect(fits, value, at, f"a list of {length.min} to {length.max}")
         return tuple(_read(inner[0], item, f"{at}[{i}]", rules) for i, item in enumerate(value))
     if origin is dict:
-        fits = isinstance(value, dict) and length.least <= len(value) <= length.most
-        _expect(fits, value, at, f"an object of at most {length.most} entries")
+        fits = isinstance(value, dict) and length.min <= len(value) <= length.max
+        _expect(fits, value, at, f"an object of at most {length.max} entries")
         names = {key: _read(inner[0], key, f"a name in {at}", ()) for key in value}
         return {name: _read(inner[1], value[key], _below(at, key), rules) for key, name in names.items()}
     return _record(kind, value, at) if dataclasses.is_dataclass(kind) else _scalar(kind, value, at, rules)
@@ -104,10 +104,10 @@ def _record(cls: Any, value: Any, at: str) -> Any:
     prefix, fields = f"{at}." if at else "", _fields(cls)
     for name, (_, required) in fields.items():
         if required and name not in value:
-            raise Wrong(f"{prefix}{name} is missing")
+            raise ValidationError(f"{prefix}{name} is missing")
     for name in value:
         if name not in fields:
-            raise Wrong(f"{_below(at, name)} is no field; the fields are {', '.join(fields)}")
+            raise ValidationError(f"{_below(at, name)} is not a field; the fields are {', '.join(fields)}")
     return cls(**{name: _read(fields[name][0], item, prefix + name, ()) for name, item in value.items()})
 
 

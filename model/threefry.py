@@ -1,8 +1,8 @@
 """Threefry-2x32 with 13 rounds: the counter-based generator, in wrapping 32-bit integers.
 
-Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It uses 32-bit additions,
-rotations and exclusive-ors only. 13 rounds is the smallest count that the paper found to pass BigCrush. Where an engine
-adds in fp32, a 32-bit addition is two 16-bit limb additions, each below 2^17 and so exact.
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). It needs 32-bit additions,
+rotations and XOR only. 13 rounds is the smallest count that passes BigCrush in the paper. An engine that adds in fp32
+adds two 16-bit limbs instead, each sum below 2^17 and therefore exact.
 """
 
 from torch import Tensor
@@ -17,12 +17,12 @@ Words = tuple[Tensor, Tensor]
 
 
 def _rotate_left(x: Tensor, r: int) -> Tensor:
-    # a shift of int32 to the right keeps the sign: the mask makes it logical
+    # the right shift of int32 is arithmetic: the mask makes it logical
     return shift_left(x, r) | (shift_right(x, 32 - r) & ((1 << r) - 1))
 
 
 def threefry2x32(key: Words, counter: Words, rounds: int = ROUNDS) -> Words:
-    """Two int32 words of the counter under the key; all four inputs int32, broadcast together."""
+    """Encrypts a counter of two int32 words with a key of two: returns two int32 words. Inputs broadcast."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x, y = counter[0] + schedule[0], counter[1] + schedule[1]
     for r in range(rounds):

@@ -1,7 +1,4 @@
-"""The NKI kernels, run on Trainium as they are.
-
-Where the vendor's `nki` is absent, nkisim answers to that name; no kernel knows the difference.
-"""
+"""The NKI kernels. Without the vendor's `nki` package, nkisim provides one of that name; kernels are the same."""
 
 from nkisim.install import install
 

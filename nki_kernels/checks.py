@@ -5,7 +5,7 @@ import math
 import nki
 import numpy as np
 
-from nki_kernels.limits import CHUNK, ROWS, SPARE_PAGES, attention_misfit
+from nki_kernels.limits import CHUNK, ROWS, SPARE_PAGES, attention_limit_error
 from nki_kernels.tiles import BANK, P
 
 FP32, INT32, FLOATS = ("float32",), ("int32",), ("float32", "bfloat16")
@@ -38,33 +38,33 @@ def refuse(condition, sentence):
 
 
 def dtype_of(array):
-    """The name of a dtype, of numpy or torch."""
+    """The name of an array's dtype, NumPy or torch."""
     return str(array.dtype).removeprefix("torch.")
 
 
 def check(name, array, shape, kinds=FLOATS, remedy="reshape or convert it"):
     """Refuse an operand of another shape or dtype."""
-    found, kind = tuple(array.shape), dtype_of(array)
-    good = found == tuple(shape) and kind in kinds
-    refuse(not good, f"{name} is {kind} {found}, {' or '.join(kinds)} {tuple(shape)} is needed: {remedy}")
+    actual, kind = tuple(array.shape), dtype_of(array)
+    good = actual == tuple(shape) and kind in kinds
+    refuse(not good, f"{name} is {kind} {actual}, {' or '.join(kinds)} {tuple(shape)} is needed: {remedy}")
 
 
 def check_rank(name, array, axes):
-    """The shape of an operand whose axes are named."""
+    """The shape of an operand; refuse it if it has other axes than `axes`."""
     shape = tuple(array.shape)
     refuse(len(shape) != len(axes.split(", ")), f"{name} is {shape}, ({axes}) is needed: add or flatten axes")
     return shape
 
 
 def check_floats(*arrays):
-    """All float32 or all bfloat16."""
+    """Refuse arrays that are not all float32 or all bfloat16."""
     names = sorted({dtype_of(a) for a in arrays})
     good = len(names) == 1 and names[0] in FLOATS
     refuse(not good, f"dtypes are {', '.join(names)}, all float32 or all bfloat16 is needed: convert the operands")
 
 
 def check_paged(k_pages, v_pages, block_table, dim, rows, unit=CHUNK):
-    """The kv heads of pools and a block table that serve B sequences of H heads and N rows, `rows`."""
+    """G of the pools; refuse pools and a block table that do not serve `rows`, (B, H, N)."""
     batch, heads, count = rows
     refuse(dim not in HEAD_DIMS, f"head dim D is {dim}, 64 and 128 are served: use the reference for this model")
     shape, other = check_rank("k_pages", k_pages, "pages, G, 128, D"), tuple(v_pages.shape)
@@ -87,13 +87,13 @@ def check_paged(k_pages, v_pages, block_table, dim, rows, unit=CHUNK):
         f"block_table names pages {low} to {high}, 0 to {last} hold sequences and the last {SPARE_PAGES} of a pool are "
         "spare ones: fill unused entries with page 0",
     )
-    misfit = attention_misfit(batch, heads // kv_heads * count, table.shape[1] * P, pages * kv_heads * P)
-    refuse(misfit != "", misfit)
+    error = attention_limit_error(batch, heads // kv_heads * count, table.shape[1] * P, pages * kv_heads * P)
+    refuse(error != "", error)
     return kv_heads
 
 
 def check_rows(x, gamma):
-    """x is (R, E) with 1 to 128 rows, gamma (E,), E a multiple of 128."""
+    """Refuse operands that are not x (R, E) and gamma (E,), R from 1 to 128 and E a multiple of 128."""
     rows, hidden = check_rank("x", x, "R, E")
     check_row_count(rows)
     refuse(
@@ -103,13 +103,13 @@ def check_rows(x, gamma):
     check("gamma", gamma, (hidden,), remedy="pass the norm of this layer")
 
 
-def check_row_count(rows, most=ROWS):
-    """1 to `most` rows."""
-    refuse(not 1 <= rows <= most, f"there are {rows} rows, 1 to {most} fit a launch: split the batch or lower k")
+def check_row_count(rows, limit=ROWS):
+    """Refuse no rows and more than `limit`."""
+    refuse(not 1 <= rows <= limit, f"there are {rows} rows, 1 to {limit} fit a launch: split the batch or lower k")
 
 
 def check_packed(name, tensor, depth, features, packed_by):
-    """A packed weight (blocks, K, C) of K = depth and blocks * C = features, or of any features if None."""
+    """Refuse a packed weight that is not (blocks, K, C) with K = depth and blocks * C = features, unless None."""
     shape = tuple(tensor.shape)
     good = len(shape) == 3 and shape[1] == depth and shape[2] <= BANK and features in (None, math.prod(shape[::2]))
     columns = f", {features} columns in all," * (features is not None)
@@ -120,7 +120,7 @@ def check_packed(name, tensor, depth, features, packed_by):
 
 
 def check_mlp(x, gamma, gate_up, down):
-    """gate_up is (blocks, E, 2 C) with an even number of blocks, down (blocks, I, C); all of one dtype."""
+    """Refuse weights that are not gate_up (blocks, E, 2 C), blocks even, and down (blocks, I, C), of x's dtype."""
     hidden = x.shape[1]
     check("gamma", gamma, (hidden,), remedy="pass the norm of this layer")
     check_packed("gate_up", gate_up, hidden, None, "pack_gate_up")
@@ -131,17 +131,17 @@ def check_mlp(x, gamma, gate_up, down):
 
 
 def check_vocabulary(columns):
-    """The ids of a shard."""
+    """Refuse a shard without ids, or with too many."""
     good = 1 <= columns < MAX_VOCABULARY
     refuse(not good, f"the shard has {columns} ids, 1 to {MAX_VOCABULARY - 1} are served: shard the vocabulary")
 
 
-def check_logits(logits, most=ROWS):
-    """Logits (R, V), numbers all of them: R and V."""
+def check_logits(logits, limit=ROWS):
+    """R and V of logits (R, V); refuse NaN, and more than `limit` rows."""
     rows, columns = check_rank("logits", logits, "R, V")
-    check_row_count(rows, most)
+    check_row_count(rows, limit)
     check_vocabulary(columns)
     check("logits", logits, (rows, columns))
-    hold_nan = np.isnan(np.asarray(logits).astype(np.float32)).any()
-    refuse(hold_nan, "logits hold NaN, numbers are needed: look for an overflow in the layers before")
+    has_nan = np.isnan(np.asarray(logits).astype(np.float32)).any()
+    refuse(has_nan, "logits hold NaN, numbers are needed: look for an overflow in the layers before")
     return rows, columns

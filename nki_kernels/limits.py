@@ -1,4 +1,4 @@
-"""The limits of one launch. The host wrappers refuse more; the model splits its work by them."""
+"""The limits of one launch. The host functions of kernels refuse more; the model splits its work by them."""
 
 # rows of noise, samples and fused layers: each on a partition
 ROWS = 128
@@ -6,15 +6,15 @@ ROWS = 128
 SUM_ROWS = 32
 # new rows per sequence for attention
 CANDIDATES = 32
-# keys between two updates of the running max: a block table covers whole chunks
+# keys between two updates of the running max: a block table covers full chunks
 CHUNK = 1024
-# entries of a launch's block table, B * S / 128, of which SBUF holds the page indices
+# entries of a launch's block table, B * S / 128: SBUF holds their page indices
 TABLE_ENTRIES = 16384
 # last pages of a pool, one for each core of a launch: rows without a page go there, and no block table names them
 SPARE_PAGES = 2
 # rows of a pool, pages * G * 128: indices are computed in fp32, which is exact below
 POOL_ROWS = 1 << 24
-# the logit of an id that must not be drawn: finite, for sums multiply it by 0
+# the logit of an id that must not be sampled: finite, because sums multiply it by 0
 FORBIDDEN = -1e25
 # floor that disables filtering but still excludes FORBIDDEN ids
 NO_FLOOR = FORBIDDEN / 2
@@ -22,8 +22,8 @@ NO_FLOOR = FORBIDDEN / 2
 PROMPT_DEPTH, PROMPT_INNER = (5120, 4096), (12800, 8192)
 
 
-def attention_misfit(batch: int, group_rows: int, length: int, pool_rows: int) -> str:
-    """Why no launch of attention takes B sequences of `length` positions; "" if one does.
+def attention_limit_error(batch: int, group_rows: int, length: int, pool_rows: int) -> str:
+    """Why a launch of attention cannot serve B sequences of `length` positions; "" if it can.
 
     `group_rows` are the (H / G) * N rows of a kv head, `pool_rows` the rows (pages * G * 128) of a pool.
     """

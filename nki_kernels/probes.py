@@ -1,4 +1,4 @@
-"""Kernels that ask a device one question each (`compile/device_check`); no graph launches them."""
+"""Kernels of the device check (`compile/device_check`), each for one question; no graph launches them."""
 
 import ml_dtypes
 import nki
@@ -14,9 +14,9 @@ _PLACES = ("one tensor", "a bank of its own")
 
 @nki.jit
 def psum_chains_kernel(eye, x):
-    """Sums over T of x (128, T, J, R), J accumulation chains in turns: (cores, 2, J, 128, R) fp32.
+    """Return sums over T of x (128, T, J, R) by J interleaved accumulation chains: (cores, 2, J, 128, R) fp32.
 
-    First in one PSUM tensor, then in a bank each. eye is (128, 128).
+    First with all chains in one PSUM tensor, then with a bank for each. eye is (128, 128).
     """
     core, cores = this_core()
     _, steps, chains, rows = x.shape
@@ -42,20 +42,20 @@ def psum_chains_kernel(eye, x):
 
 
 def wrong_chains(launch):
-    """A sentence for each accumulation chain whose sum is wrong; `launch` is the kernel, ready to be called."""
+    """A sentence for each accumulation chain whose sum is wrong; `launch` calls psum_chains_kernel."""
     # product t of chain j is 2^t (j + 1): a wrong sum says which products are lost
     x_TJ = np.outer([1, 2, 4], [1, 2, 3, 4])
     x_PTJR = np.broadcast_to(x_TJ[None, :, :, None], (P, 3, 4, 8)).astype(ml_dtypes.bfloat16)
     sums, wrong = np.asarray(launch(np.eye(P, dtype=x_PTJR.dtype), x_PTJR)), []
     for place, j in np.ndindex(sums.shape[1:3]):
-        found = np.unique(sums[:, place, j] / (j + 1)).tolist()
-        wrong += [f"chain {j} in {_PLACES[place]} has {found} of its products 1 + 2 + 4"] * (found != [7])
+        totals = np.unique(sums[:, place, j] / (j + 1)).tolist()
+        wrong += [f"chain {j} in {_PLACES[place]} has {totals} of its products 1 + 2 + 4"] * (totals != [7])
     return wrong
 
 
 @nki.jit
 def sum_over_ranks_kernel(x, groups):
-    """The sum of the ranks' x (128, C), by the all-reduce of decode_layers."""
+    """Return the sum of the ranks' x (128, C), by the all-reduce of decode_layers."""
     out, part_PC = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm), alloc_partial(x)
     first, last = core_slice(P)
     nisa.dma_copy(dst=part_PC[first:last], src=x[first:last])

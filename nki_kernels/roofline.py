@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """A kernel's least work: bytes to and from HBM, and operations of the Tensor Engine."""
+    """The minimum work of a kernel: bytes to and from HBM, and operations of the Tensor Engine."""
 
     hbm_bytes: int
     flops: int
@@ -15,7 +15,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class AttentionDims:
-    """B sequences, H query and G kv heads on this core, N rows, S slots, D; bytes of one cached number."""
+    """B sequences, H query and G kv heads of a rank, N rows, S positions (`slots`), D; bytes per cached element."""
 
     batch: int
     heads: int

@@ -27,7 +27,7 @@ def this_core():
 
 
 def core_slice(count, unit=1):
-    """This core's slice of `count` items, first and last: all, or one of two halves in whole units."""
+    """This core's slice of `count` items, first and last: all, or half, in multiples of `unit`."""
     core, cores = this_core()
     if cores == 1:
         return 0, count
@@ -67,7 +67,7 @@ def affine_iota(rows, period, per_period, per_row, first):
     count = math.ceil(rows / period)
     passed, iota_R1 = nl.ndarray((rows, count), dtype=nl.float32), nl.ndarray((rows, 1), dtype=nl.float32)
     linear_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
-    # p // period is the number of periods that p has passed, less one
+    # p // period is the number of k >= 0 with p >= k * period, less one
     jump = per_period - per_row * period
     nisa.iota(dst=passed, pattern=[[-period, count]], offset=0, channel_multiplier=1)
     nisa.iota(dst=linear_R1, pattern=[[0, 1]], offset=first - jump, channel_multiplier=per_row)
@@ -80,9 +80,7 @@ def affine_iota(rows, period, per_period, per_row, first):
 
 
 def transpose_on_pe(dst_PTR, src_RPT, span, engines):
-    """Transpose the tiles span[0] to span[1] of (R, P, T) on the Tensor Engine; each bank of results is copied by the
-    next of the engines.
-    """
+    """Transpose tiles span[0] to span[1] of (R, P, T) on the Tensor Engine; `engines` copy its banks round-robin."""
     rows, dtype = src_RPT.shape[0], src_RPT.dtype
     each, number = PSUM_BANK_BYTES // (P * itemsize(dtype)), 0
     for first in range(span[0], span[1], each):

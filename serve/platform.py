@@ -14,15 +14,15 @@ from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
 from model.cache import KEY_TILE
 from model.errors import UserError
-from model.strict import Range, Wrong, read
+from model.strict import Range, ValidationError, read
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, DIGEST_VARIABLE, model_folder
 from serve.params import UnsupportedParam, check_request, reject_unsupported
 from serve.vllm_patches import allow_min_p_and_bias_with_drafts
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.spec import MAX_K
+from trnspec.bundle.tokenizer import TOKENIZER
 from trnspec.engine.config import engine_config
-from trnspec.engine.text import TOKENIZER
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -65,7 +65,7 @@ def options(vllm_config: VllmConfig, bundle: Bundle) -> Options:
     """The checked options of --additional-config; UserError for one that this bundle cannot follow."""
     try:
         chosen = read(Options, vllm_config.additional_config, "additional-config")
-    except Wrong as error:
+    except ValidationError as error:
         raise UserError(str(error)) from error
     if chosen.k not in (None, 0, *bundle.spec.ks):
         raise UserError(f"k is {chosen.k}; this bundle's graphs have k {', '.join(map(str, (0, *bundle.spec.ks)))}")

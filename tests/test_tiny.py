@@ -96,7 +96,7 @@ def test_a_request_s_time_is_its_own(llm: LLM) -> None:
 def test_a_platform_and_an_option_that_there_is_not(bundle: Path, llm: LLM) -> None:
     with pytest.raises(UserError, match="platform is 'gpu'; it must be auto, cpu, neuron or pjrt"):
         LLM(bundle, "gpu")
-    with pytest.raises(UserError, match="holds no NEFF of each graph"):
+    with pytest.raises(UserError, match="does not have a NEFF for each graph"):
         LLM(bundle, platform="neuron")
     with pytest.raises(TypeError, match="tokens"):
         llm.generate(PROMPTS[0], tokens=3)

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from model.errors import UserError
-from model.strict import Wrong, read
+from model.strict import ValidationError, read
 from trnspec.bundle.manifest import FILES, FOLDERS, FORMAT, MANIFEST, MANIFEST_BYTES, File, sha256_of
 from trnspec.bundle.opening import read_small
 from trnspec.bundle.signature import SIGNATURE
@@ -200,7 +200,7 @@ def _records(place: Path) -> dict[str, tuple[int, File]]:
     """File -> its inode and entry, as builds noted them."""
     records = dict[str, tuple[int, File]]()
     for line in _read(place / _RECORDS).splitlines():
-        with contextlib.suppress(ValueError, TypeError, RecursionError, Wrong):
+        with contextlib.suppress(ValueError, TypeError, RecursionError, ValidationError):
             name, inode, entry = json.loads(line)
             records[name] = inode, read(File, entry)
     return records

@@ -22,7 +22,7 @@ from compile.recipes import ROOT
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
-from model.nki.launches import LNC, TARGET, Launch, like
+from model.nki.launches import CUSTOM_CALL_TARGET, LNC, Launch, like
 from model.nki.table import KERNELS
 from nki_kernels.probes import psum_chains_kernel, sum_over_ranks_kernel, wrong_chains
 from trnspec.bundle.manifest import STEP
@@ -65,7 +65,7 @@ def compile_probe(name: str, out: Path) -> dict[str, Any]:
     x, y = TensorSpec("x", inputs[0].shape, "float32"), TensorSpec("y", expected.shape, "float32")
     lowered = jax.jit(lambda a: (interop.call_torch(PROBES[name], a),)).lower(inputs[0])
     proto = proto_of(lowered, GraphSpec(GraphKey(Stage.STEP), (), (x,), (), (y,)))
-    if TARGET.encode() in proto:
+    if CUSTOM_CALL_TARGET.encode() in proto:
         proto = specialise.specialised(proto, out, {})
     file, neff, log = (out / f"{name}.{suffix}" for suffix in ("hlo.pb", "neff", "txt"))
     file.write_bytes(proto)

@@ -23,7 +23,7 @@ from model.errors import UserError
 from model.graph_io import Outputs, StepInputs
 from model.graph_spec import GraphSpec
 from model.nki.context import make_context
-from model.nki.launches import API_VERSION, TARGET, Launch, Result, to_text
+from model.nki.launches import API_VERSION, CUSTOM_CALL_TARGET, Launch, Result, to_text
 from model.ops import Ops, State
 from model.speculative import Pair
 from model.stages import run_stage
@@ -52,12 +52,12 @@ class TracedOps(Ops):
             self._kinds[kind] = jax.jit(run)
         return interop.call_jax(self._kinds[kind], dict(module.named_parameters()), args)
 
-    def repeat(self, count: int, body: Callable[[State], State], state: State) -> State:
+    def fori_loop(self, count: int, body: Callable[[State], State], state: State) -> State:
         step = interop.jax_view(body)
         return interop.call_jax(lambda s: jax.lax.fori_loop(0, count, lambda _, x: step(x), s), state)
 
-    def shared(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
-        return interop.call_jax(_shared(function, self.ranks, self.gather, tuple(fixed.items())), *given)
+    def jit(self, function: Callable[..., Any], *given: Any, **fixed: Any) -> Any:
+        return interop.call_jax(_jitted(function, self.ranks, self.gather, tuple(fixed.items())), *given)
 
     def append(self, pool_PGKD: Tensor, new_BGND: Tensor, blocks_BN: Tensor, offsets_BN: Tensor) -> Tensor:
         def write(pool: jax.Array, rows: jax.Array, blocks: jax.Array, offsets: jax.Array) -> jax.Array:
@@ -85,7 +85,11 @@ def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor
         # what the kernel writes in place is the operand and the result
         aliases = {number: len(launch.results) + at for at, number in enumerate(launch.changed)}
         run = jax.ffi.ffi_call(
-            TARGET, made, custom_call_api_version=API_VERSION, legacy_backend_config=text, input_output_aliases=aliases
+            CUSTOM_CALL_TARGET,
+            made,
+            custom_call_api_version=API_VERSION,
+            legacy_backend_config=text,
+            input_output_aliases=aliases,
         )
         return tuple(run(*operands))
 
@@ -93,7 +97,7 @@ def launch_in_graph(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor
 
 
 @functools.cache
-def _shared(
+def _jitted(
     function: Callable[..., Any], ranks: int, gather: str, fixed: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
     """The function for all graphs of a process: its trace is most of a step's, and no length changes it."""

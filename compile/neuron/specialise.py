@@ -22,8 +22,7 @@ import numpy as np
 from compile.neuron.flags import TARGET
 from model.dtypes import BY_NAME
 from model.errors import UserError
-from model.nki.launches import LNC, Launch, Result, filled, from_text
-from model.nki.launches import TARGET as CALL
+from model.nki.launches import CUSTOM_CALL_TARGET, LNC, Launch, Result, filled, from_text
 from model.nki.table import KERNELS
 from trnspec.bundle import hlo
 
@@ -67,7 +66,7 @@ def specialised(proto: bytes, folder: Path, configured: dict[bytes, bytes]) -> b
 
 
 def _calls(module: Any) -> list[Any]:
-    return [i for c in module.computations for i in c.instructions if i.custom_call_target == CALL]
+    return [i for c in module.computations for i in c.instructions if i.custom_call_target == CUSTOM_CALL_TARGET]
 
 
 def binaries(proto: bytes) -> list[str]:

@@ -1,1 +1,1 @@
-"""The drafters: one class a file, listed in `model/drafters/registry.py`; the protocol is `model/drafter.py`."""
+"""The drafters, one class per file; `registry.py` lists them, `model/drafter.py` defines their interface."""

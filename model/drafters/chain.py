@@ -1,8 +1,8 @@
-"""A chain: a smaller model drafts one id after the other, as it would write.
+"""Autoregressive draft model: a smaller Qwen3 drafts one token per pass.
 
-Its cache lacks the last draft's row when a step has accepted every draft. So the first pass of a step begins one id
-earlier: where that row was cached already it is written again with the same bits, and no pass is spent on it only
-(vLLM catches up in its first pass too, vllm/v1/spec_decode/llm_base_proposer.py; NxDI makes an extra pass).
+If a step accepts every draft, the draft's cache lacks the last draft's row. Therefore the first pass of a step has two
+rows, the id before the input id and the input id; if the first row is cached already, it is rewritten with the same
+bits. vLLM does the same (vllm/v1/spec_decode/llm_base_proposer.py); NxDI runs an extra pass.
 """
 
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from model.weights import Packing, Weight, decoder_weights
 
 
 class Chain(Drafter):
-    """k passes: the first has two rows, the id before the input id and the input id; the others have one."""
+    """Drafts with k passes of a Qwen3; per-slot state: the id before the input id."""
 
     name = "chain"
     config_type: ClassVar[type[Any] | None] = Qwen3Config
@@ -33,7 +33,7 @@ class Chain(Drafter):
         self, rows: StepRows, ids_BT: Tensor, params: SamplingParams, noise_BNV: Tensor, state: DraftState
     ) -> tuple[Tensor, DraftState]:
         model, (before_B11,) = self.model, state.slots
-        # a prompt has at least one id; a slot without a sequence is at position 0, and its rows are ignored
+        # idle slots are at position 0; their rows are ignored
         positions_B2 = (rows.meta.positions_BN[:, :1] - 1).clamp(min=0) + iota(2, ids_BT)
         ids_B2 = torch.cat((before_B11.squeeze(-1), ids_BT), 1)
         x_B2E, caches, _ = model.hidden(ids_B2, state.caches, rows.meta._replace(positions_BN=positions_B2))
@@ -63,5 +63,5 @@ class Chain(Drafter):
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
-        # a tied head may be stored twice
+        # a checkpoint with a tied head may store it, too
         return "" if config.tie_word_embeddings and name == "lm_head.weight" else name

@@ -1,20 +1,20 @@
-"""DFlash: one pass over a block of masks, whose context are keys and values of the target's own states.
+"""DFlash: one pass over a block of mask tokens, which attend keys and values projected from the target's states.
 
 Chen, Liang, Liu, "DFlash: block diffusion for flash speculative decoding" (arXiv 2602.06036; z-lab/dflash,
-dflash/model.py); DSpark's Markov head (deepseek-ai/DeepSpec, deepspec/modeling/dspark). A row of the context is
+dflash/model.py); DSpark's Markov head (deepseek-ai/DeepSpec, deepspec/modeling/dspark). Each layer's context is
 
-    c[i] = hidden_norm(fc(target states[i]));  layer: key[i] = rope(k_norm(k_proj(c[i])), i), value[i] = v_proj(c[i])
+    c[i] = hidden_norm(fc(target states[i]));  key[i] = rope(k_norm(k_proj(c[i])), i), value[i] = v_proj(c[i])
 
-and never passes a layer. The block is the input id, at position p, and masks after it; they pass layers like the
-target's and see all context and the block, unless it is causal. In place, row j is the draft of its own position p + j,
-and row 0 of none; shifted, of p + j + 1. Without a causal mask fewer rows are a different drafter than the trained one.
+The block is the input id, at position p, and mask tokens. Block rows run through decoder layers and attend the context
+and all block rows, or, if `causal`, the block rows up to their own. Row j drafts the token of position p + j, and row 0
+none; if `shifted`, row j drafts p + j + 1. If not causal, a block with fewer rows than in training gives other drafts.
 
-`update` writes keys and values of all verified rows over the block's, at p, p + 1, ...; rows past the last accepted one
-are garbage, at the next input id's position and on, where the next block is written before it is seen.
+`update` overwrites the block's keys and values with those of the verified rows' states, from p on. Rows after the last
+accepted one are invalid; they start at the next input id's position, where the next block is written before it is read.
 
-Draft j does not know draft j - 1. A Markov head adds w2 w1[draft j - 1] to row j's logits, here to those of the C = TOP
-ids that are best with the row's noise, on every rank alike; the id before the first draft is known: all of its logits
-have the bias. Shapes: F tapped states, C candidates, k drafts, M ranks.
+Block drafts are sampled independently. The Markov head adds w2 w1[draft j - 1] to the logits of row j, here only to
+those of C = TOP candidates, the ids with the best logit plus noise. The first draft follows a known id, so the bias is
+added to all of its logits. Shapes: F tapped states, C candidates, k drafts.
 """
 
 from collections.abc import Sequence
@@ -45,9 +45,9 @@ from model.weights import REPLICATED, ROWS, Packing, Weight, decoder_weights
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashConfig(Qwen3Config):
-    """The layers of a draft, those of a Qwen3 of the target's hidden size, and the block that it was trained with.
+    """The draft's Qwen3 layers, of the target's hidden size, and the trained block.
 
-    `taps`: the target's states in the context, as transformers counts them; `markov_rank`: 0 without a Markov head.
+    `taps`: indices of the target's hidden states in the context (`Qwen3.taps`); `markov_rank`: 0 without a Markov head.
     """
 
     block_size: Annotated[int, Range(2, 32)]
@@ -59,26 +59,26 @@ class DFlashConfig(Qwen3Config):
 
     @property
     def trained_k(self) -> int:
-        """The drafts of the trained block."""
+        """The number of drafts of the trained block."""
         return self.block_size - (not self.shifted)
 
     def untrained_ks(self, ks: Sequence[int]) -> list[int]:
-        """Of these k those whose rows see fewer masks after them than they were trained with."""
+        """The given k whose rows attend fewer masks than in training; none if the block is causal."""
         return [k for k in ks if k != self.trained_k and not self.causal]
 
     def incompatibility(self, target: Qwen3Config, k: int) -> str:
-        """Why this draft cannot draft k ids for a target; "" if it can."""
+        """Why this draft does not support the target or k; "" if it does."""
         if self.hidden_size != target.hidden_size:
-            return f"reads states of {self.hidden_size} numbers, the target's have {target.hidden_size}"
+            return f"reads hidden states of size {self.hidden_size}, the target's have {target.hidden_size}"
         if max(self.taps) > target.num_hidden_layers:
-            return f"reads the target's state {max(self.taps)}, and it has {target.num_hidden_layers} layers"
+            return f"reads the target's hidden state {max(self.taps)}, the target has {target.num_hidden_layers} layers"
         if k > self.trained_k:
-            return f"drafts at most {self.trained_k} ids in a block of {self.block_size} and k is {k}"
+            return f"drafts at most {self.trained_k} tokens in a block of {self.block_size} and k is {k}"
         return ""
 
 
 class DFlashModel(Qwen3):
-    """The draft of one rank: a Qwen3 whose context comes from the target."""
+    """The draft on one rank: Qwen3 layers whose context is projected from the target's hidden states."""
 
     config: DFlashConfig
 
@@ -88,11 +88,11 @@ class DFlashModel(Qwen3):
         self.fc = ColumnLinear(len(config.taps) * hidden, hidden // ctx.tp)
         self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps)
         if rank:
-            # on every rank: a part of it would cost a collective a draft
+            # replicated: a sharded head would need a collective per draft
             self.markov_w1, self.markov_w2 = (nn.Parameter(torch.empty(config.vocab_size, rank)) for _ in "12")
 
     def context(self, states_BNF: Tensor, caches: list[Cache], meta: AttentionMetadata) -> list[Cache]:
-        """The caches with the keys and values of these rows of the target's states."""
+        """Projects rows of the target's states to keys and values, and writes them to the caches."""
         rope = rotation(meta.positions_BN, self.config)
         rows_BNE = self.hidden_norm(self.ctx.ops.all_gather(self.fc(states_BNF), self.rank_11))
         layers: list[Any] = list(self.layers)
@@ -100,7 +100,7 @@ class DFlashModel(Qwen3):
         return [append(self.ctx.ops, k, v, cache, meta) for (k, v), cache in zip(kvs, caches, strict=True)]
 
     def markov_decode(self, ids_B1: Tensor, logits_BkV: Tensor, params: SamplingParams, noise_BkV: Tensor) -> Tensor:
-        """(B, k) drafts, each with the bias by the one before it; the first one's has all ids."""
+        """(B, k) drafts, sampled one after the other, each with the Markov bias of the token before it."""
         w1, w2 = self.markov_w1, self.markov_w2
         bias_BV = F.linear(F.embedding(ids_B1[:, 0], w1), F.embedding(self.shard.ids_V, w2)).float()
         logits_BkV = torch.cat((logits_BkV[:, :1] + bias_BV[:, None], logits_BkV[:, 1:]), 1)
@@ -120,13 +120,13 @@ class DFlashModel(Qwen3):
     def _candidates(
         self, logits_BkV: Tensor, params: SamplingParams, noise_BkV: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, k, C) the ids that are best with their noise, their logits and their noise."""
+        """(B, k, C) the candidates of each row: ids, logits and noise, equal on all ranks."""
         ops, shard, (batch, k) = self.ctx.ops, self.shard, logits_BkV.shape[:2]
         logits_RV, noise_RV, params = logits_BkV.flatten(0, 1), noise_BkV.flatten(0, 1), params.repeat(k)
         sampled_R1 = (params.temperature_R > 0)[:, None]
         scores_RV = torch.where(sampled_R1, logits_RV / params.divisor_R[:, None] + noise_RV, logits_RV)
         scores_RC, ids_RC = best_ids(ops, scores_RV, shard.ids_V.expand_as(scores_RV))
-        # fewer ids than candidates: the last of them several times
+        # a vocabulary of fewer than C ids: repeat the last id
         places_RC = (ids_RC - shard.start_11).clamp(min=None if shard.last is None else 0, max=shard.width - 1)
         picked = (_gather_columns(t, places_RC) for t in (logits_RV, noise_RV))
         candidates = torch.stack((scores_RC, (places_RC + shard.start_11).float(), *picked))
@@ -139,14 +139,14 @@ class DFlashModel(Qwen3):
 
 
 def _gather_columns(x_RV: Tensor, columns_RC: Tensor) -> Tensor:
-    """(R, C) numbers of each row."""
+    """(R, C): x_RV[r, columns_RC[r, c]]."""
     rows, width = x_RV.shape
     places_RC = columns_RC + width * iota(rows, columns_RC)[:, None]
     return x_RV.flatten().index_select(0, places_RC.flatten()).unflatten(0, (rows, -1))
 
 
 class DFlash(Chain):
-    """A block of masks over the target's states; its state is caches only."""
+    """Drafts with one pass over a block of masks; no per-slot state but the caches."""
 
     name = "dflash"
     config_type = DFlashConfig
@@ -194,17 +194,17 @@ class DFlash(Chain):
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
-        """z-lab's format has an object `dflash_config`, DeepSpec's its keys at the root, speculators' a type.
+        """Reads z-lab's format (an object `dflash_config`), DeepSpec's (keys at the root) or speculators' (a type).
 
-        The first two count a layer's output by the layer's number, from 0; speculators counts taps.
+        z-lab and DeepSpec list layers, whose outputs are tapped; speculators lists indices of hidden states (taps).
         """
         kind, nested = raw.get("speculators_model_type"), raw.get("dflash_config")
         if not cls.matches_config(raw) or kind not in (None, "dflash", "dspark"):
             named = kind or raw.get("architectures")
-            raise UserError(f"{where} describes {named!r}; a DFlash or DSpark draft is needed: give its folder")
-        own = raw | (nested if isinstance(nested, dict) else {})
-        if not own.get("markov_rank"):
-            own.pop("markov_head_type", None)
+            raise UserError(f"{where} describes {named!r}; give the folder of a DFlash or DSpark draft")
+        block = raw | (nested if isinstance(nested, dict) else {})
+        if not block.get("markov_rank"):
+            block.pop("markov_head_type", None)
         layers = raw.get("transformer_layer_config", raw) if kind else raw
         layers = (layers if isinstance(layers, dict) else {}) | {"tie_word_embeddings": False}
         config = config_from_dict(layers, where)
@@ -213,22 +213,22 @@ class DFlash(Chain):
             "num_target_layers": (target.num_hidden_layers,),
             "layer_types": (["full_attention"] * config.num_hidden_layers,),
         }  # fmt: skip
-        refuse_settings({**layers, **own}, _SUPPORTED | sizes, where)
+        refuse_settings({**layers, **block}, _SUPPORTED | sizes, where)
         if (Path(where).parent / "mask_embedding.pt").is_file():
-            raise UserError(f"{where} comes with mask_embedding.pt, which is not read; use a draft whose mask is an id")
-        ids = own.get("aux_hidden_state_layer_ids" if kind else "target_layer_ids")
+            raise UserError(f"{where} has mask_embedding.pt, which is not supported; use a draft with a mask token")
+        ids = block.get("aux_hidden_state_layer_ids" if kind else "target_layer_ids")
         if ids is None and nested:
-            # those that a draft of z-lab's reads if it names none (build_target_layer_ids): evenly spaced
+            # z-lab's default, evenly spaced layers (build_target_layer_ids)
             count, end = config.num_hidden_layers, target.num_hidden_layers
             ids = [round(1 + i * (end - 4) / (count - 1)) for i in range(count)] if count > 1 else [end // 2]
         if not kind and isinstance(ids, list) and all(type(tap) is int for tap in ids):
             ids = [tap + 1 for tap in ids]
-        shift = own.get("sample_from_anchor", own.get("draft_shift", own.get("shift_label")))
-        by_default = kind == "dspark" or own.get("projector_type") == "dspark" or not (kind or nested)
+        shift = block.get("sample_from_anchor", block.get("draft_shift", block.get("shift_label")))
+        by_default = kind == "dspark" or block.get("projector_type") == "dspark" or not (kind or nested)
         values = {
-            "block_size": own.get("block_size"), "mask_id": own.get("mask_token_id"), "taps": ids,
-            "shifted": by_default if shift is None else shift, "markov_rank": own.get("markov_rank") or 0,
-            "causal": bool(own.get("is_causal") or own.get("causal") or own.get("causal_head")),
+            "block_size": block.get("block_size"), "mask_id": block.get("mask_token_id"), "taps": ids,
+            "shifted": by_default if shift is None else shift, "markov_rank": block.get("markov_rank") or 0,
+            "causal": bool(block.get("is_causal") or block.get("causal") or block.get("causal_head")),
         }  # fmt: skip
         draft: Any = config_from_dict(layers | values, where, DFlashConfig, "DFlash draft")
         if draft.mask_id >= draft.vocab_size:
@@ -245,13 +245,13 @@ class DFlash(Chain):
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
-        # a checkpoint has no prefix; speculators' has an inverse of `d2t`, DSpark's a head of confidence: unused
+        # unused: the inverse of `d2t` (speculators), the confidence head (DSpark); checkpoints lack the prefix `model.`
         if name == "t2d" or name.startswith("confidence_head."):
             return ""
         return f"model.{name}" if name.startswith(("layers.", "norm.", "embed_tokens.")) else name
 
 
-# keys of a config.json and the values of them that are built
+# keys of config.json and their supported values
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "projector_type": ("dflash", "dspark"), "markov_head_type": ("vanilla",), "use_swa": (False,),
     "use_aux_hidden_state": (True,), "is_neox_style": (True,), "attention_sink_bias": (False,), "logit_scale": (1.0,),

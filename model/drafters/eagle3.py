@@ -1,18 +1,18 @@
-"""EAGLE-3: a head of one layer reads the target's own states, and chains its own where these end.
+"""EAGLE-3: a one-layer autoregressive head over the target's hidden states.
 
 Li, Wei, Zhang, Zhang, arXiv 2503.01840; names and details as vLLM loads them (vllm/model_executor/models/
-llama_eagle3.py, vllm/v1/spec_decode/eagle.py). Row j joins the target's states of token j, projected by `fc`, with
-the embedding of token j + 1, at position j; its output x[j] gives the logits of token j + 2:
+llama_eagle3.py, vllm/v1/spec_decode/eagle.py). Row j, at position j, concatenates the embedding of token j + 1 with the
+target's states of token j, projected by `fc`; its output x[j] gives the logits of token j + 2:
 
-    x[j] = layer(embed(token[j + 1]), fc(target states[j]))         while token j is the target's
-    x[j] = layer(embed(token[j + 1]), x[j - 1])                     for drafts
+    x[j] = layer(embed(token[j + 1]), fc(target states[j]))         if token j was verified
+    x[j] = layer(embed(token[j + 1]), x[j - 1])                     if token j is a draft
 
-`update` runs the layer over all verified rows: those past the last accepted one are garbage, at the next input id's
-position p' and on. The state is x of the last accepted row, from which `propose` samples the first draft; its k - 1
-passes of one row write p', p' + 1, ... before they see them, and `update` writes these anew: no row sees a refused id.
+`update` runs the layer over all verified rows; rows after the last accepted one are invalid, from the next input id's
+position p' on. The state is x of the last accepted row, from which `propose` samples the first draft. The k - 1 passes
+of `propose` write rows p', p' + 1, ... before reading them, and `update` rewrites them: no row attends a rejected id.
 
-The head's vocabulary is a part of the target's: it samples among its D ids, with the noise of the target's ids that
-they stand for. Ranks hold a part of D, and of fc's outputs. Shapes: E the head's hidden size, F the tapped states.
+The head's D ids are a subset of the target's ids; `propose` samples them with the noise of the corresponding target
+ids. Ranks shard D and the outputs of `fc`. Shapes: E the head's hidden size, F the tapped states.
 """
 
 from dataclasses import dataclass
@@ -38,10 +38,7 @@ from model.weights import DECODER_LAYER, REPLICATED, ROWS, Packing, Weight, head
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(ModelConfig):
-    """An EAGLE-3 head: one decoder layer over a token's embedding and the target's states, a vocabulary of its own.
-
-    `taps` are the target's states that it reads, as transformers counts them: i is the input of layer i.
-    """
+    """An EAGLE-3 head: one decoder layer, and a draft vocabulary. `taps`: indices of hidden states (`Qwen3.taps`)."""
 
     num_hidden_layers: Annotated[int, Range(1, 1)] = 1
     draft_vocab_size: Annotated[int, Range(1, 1 << 22)]
@@ -51,17 +48,17 @@ class Eagle3Config(ModelConfig):
     head_size: ClassVar[str] = "draft_vocab_size"
 
     def incompatibility(self, target: Qwen3Config, k: int) -> str:
-        """Why this head cannot draft k ids for a target; "" if it can."""
+        """Why this head does not support the target; "" if it does."""
         if self.target_hidden_size != target.hidden_size:
-            return f"reads states of {self.target_hidden_size} numbers, the target's have {target.hidden_size}"
+            return f"reads hidden states of size {self.target_hidden_size}, the target's have {target.hidden_size}"
         if any(tap >= target.num_hidden_layers for tap in self.taps):
             taps, layers = ", ".join(map(str, self.taps)), target.num_hidden_layers
-            return f"reads the inputs of the layers {taps}, the target has {layers} layers from 0 on"
-        return "has more ids than the target" if self.draft_vocab_size > target.vocab_size else ""
+            return f"reads the inputs of layers {taps} (counted from 0), the target has {layers} layers"
+        return "has a larger vocabulary than the target" if self.draft_vocab_size > target.vocab_size else ""
 
 
 class Eagle3Attention(Attention):
-    """Attention whose rows are an embedding and a feature side by side, and are not normed by head."""
+    """Attention without qk-norm, over rows that concatenate an embedding and a feature (2 E)."""
 
     def __init__(self, config: Eagle3Config, ctx: Context) -> None:
         super().__init__(config, ctx)
@@ -71,7 +68,7 @@ class Eagle3Attention(Attention):
 
 
 class Eagle3Layer(nn.Module):
-    """The decoder layer of a head: its residual is the feature, normed first or not, as the head was trained."""
+    """The head's decoder layer. The residual is the feature, after its norm if `norm_before_residual`."""
 
     def __init__(self, config: Eagle3Config, ctx: Context) -> None:
         super().__init__()
@@ -92,7 +89,7 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Model(LanguageModel):
-    """The head of one rank."""
+    """The head on one rank."""
 
     config: Eagle3Config
 
@@ -105,34 +102,36 @@ class Eagle3Model(LanguageModel):
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = Head(hidden, config.draft_vocab_size, ctx)
         if config.draft_vocab_size < config.vocab_size:
-            # the differences of the target's ids from the draft's
+            # target id minus draft id
             self.d2t = nn.Parameter(torch.zeros(config.draft_vocab_size, dtype=torch.int32), requires_grad=False)
 
     @property
     def target_ids_D(self) -> Tensor:
-        """(D,) int32: the target's id of each of the draft's."""
-        own_D = iota(self.config.draft_vocab_size, self.rank)
-        return own_D + self.d2t if hasattr(self, "d2t") else own_D
+        """(D,) int32: the target id of each draft id."""
+        draft_ids_D = iota(self.config.draft_vocab_size, self.rank)
+        return draft_ids_D + self.d2t if hasattr(self, "d2t") else draft_ids_D
 
     @property
     def shard(self) -> VocabShard:
-        own = super().shard
-        return own._replace(mapped_V=self.target_ids_D.index_select(0, own.ids_V)) if hasattr(self, "d2t") else own
+        draft_ids = super().shard
+        if not hasattr(self, "d2t"):
+            return draft_ids
+        return draft_ids._replace(mapped_V=self.target_ids_D.index_select(0, draft_ids.ids_V))
 
     def feature(self, states_BNF: Tensor) -> Tensor:
-        """(B, N, E) of the target's states at the taps."""
+        """(B, N, E) features: the target's tapped states, projected."""
         return self.ctx.ops.all_gather(self.fc(states_BNF), self.rank_11)
 
     def hidden(
         self, next_BN: Tensor, x_BNE: Tensor, caches: list[Cache], meta: AttentionMetadata
     ) -> tuple[Tensor, list[Cache]]:
-        """(B, N, E) after the layer, of features and the ids that follow theirs, and the cache with these rows."""
+        """(B, N, E) outputs of the layer, and the caches; `next_BN` is the id after the token of each feature row."""
         rope, embeds_BNE = rotation(meta.positions_BN, self.config), self.embed_tokens(next_BN, self.rank_11)
         x_BNE, cache = self.ctx.ops.call(self.layers[0], embeds_BNE, x_BNE, rope, caches[0], meta)
         return x_BNE, [cache]
 
     def draft(self, x_B1E: Tensor, params: SamplingParams, noise_B1D: Tensor) -> Tensor:
-        """(B, 1) the target's ids that are sampled after a row of each sequence."""
+        """(B, 1) sampled drafts, as target ids."""
         logits_B1D = self.lm_head(self.norm(x_B1E), self.rank_11)
         return self.target_ids_D[self.sample(logits_B1D, params, noise_B1D).token_ids()]
 
@@ -140,23 +139,23 @@ class Eagle3Model(LanguageModel):
         self, next_B1: Tensor, x_B1E: Tensor, caches: list[Cache], meta: AttentionMetadata,
         params: SamplingParams, noise_B1D: Tensor,
     ) -> tuple[Tensor, Tensor, list[Cache]]:  # fmt: skip
-        """The id sampled after the last draft, its row's output and the cache."""
+        """One pass of `propose`: the next draft, the row's output (B, 1, E), and the caches."""
         x_B1E, caches = self.hidden(next_B1, x_B1E, caches, meta)
         return self.draft(x_B1E, params, noise_B1D), x_B1E, caches
 
 
 class Eagle3(Drafter):
-    """A head on the target's states; its state is its output at the last accepted row."""
+    """Drafts with k - 1 passes of the head; per-slot state: its output at the last accepted row."""
 
     name = "eagle3"
     config_type = Eagle3Config
     model_type = Eagle3Model
-    # it reads two rows side by side
+    # the layer's input is 2 E wide
     packs_attention = False
     state_spec = (StateSpec("state", "B 1 H"),)
     default_ks = (4,)
     verify_passes = 1
-    # a head without embeddings has the target's
+    # heads in the original format have no embedding
     tied_to_target: ClassVar[dict[str, tuple[str, ...]]] = {"embed_tokens.weight": ("model.embed_tokens.weight",)}
     model: Eagle3Model
 
@@ -166,7 +165,7 @@ class Eagle3(Drafter):
         model, caches, (x_B1E,) = self.model, state.caches, state.slots
         drafts_B1 = [model.draft(x_B1E, params.rows(0, 1, []), noise_BNV[:, :1])]
         for n in range(1, rows.k):
-            # the row of a draft is at the position before it
+            # row j embeds token j + 1
             row = rows.meta.rows(n - 1, n), params.rows(n, n + 1, drafts_B1), noise_BNV[:, n : n + 1]
             draft_B1, x_B1E, caches = model.ctx.ops.call(model, drafts_B1[-1], x_B1E, caches, *row)
             drafts_B1.append(draft_B1)
@@ -186,7 +185,7 @@ class Eagle3(Drafter):
         self, ids_BN: Tensor, count_B1: Tensor, next_B1: Tensor, states_BNF: Tensor, caches: list[Cache],
         meta: AttentionMetadata,
     ) -> tuple[Tensor, list[Cache]]:  # fmt: skip
-        """(B, 1, E) the last of the first `count` rows, whose next id is given, and the cache with all rows written."""
+        """Runs the layer over all rows; row `count` - 1 embeds `next_B1`. Returns its output (B, 1, E) and the caches."""
         shifted_BN = torch.cat((ids_BN[:, 1:], next_B1), 1)
         next_BN = torch.where(iota(ids_BN.shape[1], count_B1) == count_B1 - 1, next_B1, shifted_BN)
         x_BNE, caches = self.model.hidden(next_BN, self.model.feature(states_BNF), caches, meta)
@@ -198,7 +197,7 @@ class Eagle3(Drafter):
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
-        """The speculators format has the layer in an object of its own; the original one has all of it at the root."""
+        """Reads the speculators format (the layer in `transformer_layer_config`) or the original one (all at the root)."""
         layer = raw.get("transformer_layer_config", raw)
         if not isinstance(layer, dict) or raw.get("speculators_model_type", "eagle3") != "eagle3":
             raise UserError(f"{where} describes no EAGLE-3 head; give the folder of one, or a different --drafter")
@@ -208,22 +207,22 @@ class Eagle3(Drafter):
         taps = raw.get(listed) or (nested.get(listed) if isinstance(nested, dict) else None) or None
         layers = target.num_hidden_layers
         if taps is None:
-            # vLLM gives these to heads that name no layers (vllm/model_executor/models/interfaces.py)
+            # vLLM's default (vllm/model_executor/models/interfaces.py)
             taps = [2, layers // 2, layers - 3]
         elif isinstance(taps, list) and all(type(tap) is int for tap in taps):
-            # vLLM joins the states in the order of the layers, whatever the order of the list
+            # vLLM concatenates the states in ascending order of layers, whatever the order of the list
             taps = sorted(set(taps))
         defaults = {
             "rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None,
             "target_hidden_size": layer.get("hidden_size"),
-            # the original format has no such key, the speculators format has
+            # defaults: true in the speculators format, false in the original one
             "norm_before_residual": "speculators_model_type" in raw,
         }
         return read_config(Eagle3Config, defaults | given | {"taps": taps}, where, "EAGLE-3 head")
 
     @classmethod
     def weights(cls, config: Any, packing: Packing) -> list[Weight]:
-        """By the names that vLLM's loader takes (vllm/model_executor/models/llama_eagle3.py)."""
+        """The weights table, with the names of vLLM's loader (vllm/model_executor/models/llama_eagle3.py)."""
         outside = {"embed_tokens": ROWS, "fc": ROWS, "norm": REPLICATED}
         rows = [Weight(f"{name}.weight", ((f"{name}.weight", shard),)) for name, shard in outside.items()]
         rows.append(head_weight("lm_head.weight", packing))
@@ -235,11 +234,11 @@ class Eagle3(Drafter):
 
     @classmethod
     def rename_weight(cls, config: Any, name: str) -> str:
-        # the original format says `midlayer` for `layers.0`; `t2d` is the inverse of `d2t`
+        # the original format names the layer `midlayer`; `t2d`, the inverse of `d2t`, is unused
         return "" if name == "t2d" else name.replace("midlayer.", "layers.0.", 1)
 
 
-# keys of a config.json and the values of them that are built; masks and a learned state are a parallel head's
+# keys of config.json and their supported values; a mask token means P-EAGLE, which is not supported
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "fc_norm": (False,), "norm_before_fc": (False,), "norm_output": (False,), "ptd_token_id": (), "mask_token_id": (),
     "num_hidden_layers": (1,), "attention_bias": (False,), "mlp_bias": (False,), "rope_scaling": (),

@@ -1,14 +1,14 @@
-"""One pass for k drafts: the rows after the input id are masks, each of which stands for an id that is not yet known.
+"""PARD parallel drafts: one pass over the input id and k - 1 mask tokens gives the k drafts.
 
-PARD (An et al., arXiv 2504.18583; AMD-AGI/PARD, pard/pard_infer.py): a plain Qwen3 that was trained to predict at
-mask tokens. Its pass takes the ids accepted since the last one and k - 1 masks; the logits of the last id's row and of
-the masks' are the k drafts. Every mask sees the ids and the masks before it, and no draft.
+PARD (An et al., arXiv 2504.18583; AMD-AGI/PARD, pard/pard_infer.py) is a Qwen3 trained to predict at mask tokens. The
+published pass has the ids accepted since the last pass, then k - 1 masks; drafts are sampled from the rows of the last
+id and of the masks. A mask attends the ids and masks before it, and no draft.
 
-Here a pass always has R = K + k rows, K the most that a step of the bundle drafts: the last K ids, the input id at
-position p, and masks. So no offset depends on how many ids the last step accepted. Ids whose rows are in the cache are
-written again, with the same bits; the rows that masks write at p + 1 and on are overwritten by the next pass before
-anything may see them: at most K + 1 ids are accepted, so that its rows begin at p' - K <= p + 1. A sequence of fewer
-than K + 1 ids begins at position 0 and has more masks, whose rows are never read.
+Here a pass always has R = K + k rows, with K the largest k of the bundle: the last K ids, the input id at position p,
+and masks, so graph offsets do not depend on how many ids the last step accepted. Ids that are cached already are
+rewritten with the same bits. Masks write rows p + 1 and up; the next pass overwrites them before they are attended: a
+step emits at most K + 1 ids, so its rows begin at p' - K <= p + 1. A sequence of fewer than K + 1 ids begins at
+position 0 and has more masks, whose logits are not used.
 """
 
 from dataclasses import dataclass
@@ -25,20 +25,20 @@ from model.ops import gather_rows, iota
 from model.sampling import SamplingParams
 from model.strict import Range
 
-# where a published checkpoint's config.json has the id of its mask rows; vLLM reads the same keys
+# keys of config.json with the mask token's id, in order of precedence; vLLM reads the same keys
 # (vllm/v1/spec_decode/llm_base_proposer.py, _init_parallel_drafting_params)
 _MASK_KEYS = ("pard_token", "mask_token_id", "ptd_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedConfig(Qwen3Config):
-    """A Qwen3 with the id of its mask rows."""
+    """A Qwen3 and the id of its mask token."""
 
     mask_id: Annotated[int, Range(0, 1 << 31)]
 
 
 class Parallel(Chain):
-    """A Qwen3 with a mask token; its state has the last K ids before the input id."""
+    """Drafts with one pass of a Qwen3 with a mask token; per-slot state: the K ids before the input id."""
 
     name = "parallel"
     config_type = MaskedConfig
@@ -72,7 +72,7 @@ class Parallel(Chain):
         caches = self.model.hidden(chunk.ids_1S, state.caches, chunk.meta).caches
         (before_BK1,), ids_1S1 = state.slots, chunk.ids_1S.unsqueeze(-1)
         max_k = before_BK1.shape[1]
-        # places before a short prompt's beginning are never used
+        # of a prompt shorter than K, the first entries are not used
         last_1K = (chunk.length_1[:, None] - max_k + iota(max_k, chunk.length_1)).clamp(min=0)
         return DraftState(caches, (write_slot(before_BK1, gather_rows(ids_1S1, last_1K), chunk.slot_1),))
 

@@ -1,4 +1,4 @@
-"""Every drafter: a new one is a file of this folder and a line here."""
+"""The list of drafters, and the choice of a drafter by a checkpoint's config.json."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ from model.errors import UserError
 
 
 class NGram(Drafter):
-    """The host drafts."""
+    """The host drafts by n-gram lookup in the sequence (prompt lookup)."""
 
     name = "ngram"
     default_ks = (7,)
 
 
-# dflash before those that match its mask or its vocabulary
+# in order of matching: a DFlash config.json may have a mask token or a draft vocabulary, too
 DRAFTERS: dict[str, type[Drafter]] = {d.name: d for d in (Chain, DFlash, Parallel, Eagle3, NGram, Drafter)}
 
 
 def infer_drafter(name_or_path: str) -> type[Drafter]:
-    """The drafter that a preset or a checkpoint's config.json describes; a plain Qwen3 is a chain."""
+    """The drafter for a preset or a checkpoint's config.json; `chain` for a plain Qwen3."""
     if name_or_path in PRESETS:
         return Chain
     raw = raw_config(name_or_path)
@@ -31,7 +31,7 @@ def infer_drafter(name_or_path: str) -> type[Drafter]:
 
 
 def load_draft(drafter: type[Drafter], name_or_path: str, target: Qwen3Config) -> Any:
-    """The configuration of a target's draft: a preset's or a folder's. UserError says what is not supported."""
+    """The draft's configuration, from a preset or a checkpoint folder. Raises UserError for unsupported settings."""
     if name_or_path not in PRESETS:
         return drafter.config_from_hf(raw_config(name_or_path), f"{name_or_path}/config.json", target)
     if drafter is not Chain:
@@ -40,5 +40,5 @@ def load_draft(drafter: type[Drafter], name_or_path: str, target: Qwen3Config) -
 
 
 def drafter_of(config: ModelConfig) -> type[Drafter]:
-    """The drafter whose model a configuration describes; a target is what a chain drafts with."""
+    """The drafter with this type of configuration; `chain` for a target's."""
     return next(d for d in DRAFTERS.values() if d.config_type is type(config))

@@ -1,1 +1,1 @@
-"""The NKI backing: kernels of the graph as custom calls, simulated here or run on a device."""
+"""The NKI backend: kernels as custom calls of a graph, simulated on a CPU or compiled for a device."""

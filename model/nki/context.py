@@ -1,6 +1,6 @@
-"""The NKI backend: the operations of `model/context.py` as launches of kernels.
+"""The NKI backend: the operations of `model/context.py` as kernel launches.
 
-A launch is served by nkisim at once (`model/nki/simulated.py`), or is a custom call of a graph.
+A launch runs on nkisim immediately (`model/nki/simulated.py`), or becomes a custom call of a graph.
 """
 
 import functools
@@ -25,28 +25,25 @@ from model.weights import Packing
 from nki_kernels.layer.pack_weights import pack_head
 from nki_kernels.limits import FORBIDDEN, NO_FLOOR, ROWS, SUM_ROWS
 
-# scores of marked rows: beyond every other
+# scores of rows without a valid sample: below and above all scores
 _LAST, _FIRST = -3e38, 3e38
 
 
 def no_launch(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Refuses every launch: a plan reads a backend's facts only."""
+    """The launcher for planning, which launches nothing."""
     raise AssertionError(f"{launch.kernel} was launched while planning")
 
 
 def make_context(
     name: str, tp: int, ops: Ops = EAGER, launch: Launcher = no_launch, layers: int = 1, without: tuple[str, ...] = ()
 ) -> Context:
-    """The context of a build's `kernels`: on torch, or on NKI kernels served by `launch`, `layers` at most in one.
-
-    `without`: kernels that become operations of the graph.
-    """
+    """The context for a build's `kernels`: "reference" (torch) or "nki"; the other arguments are `NkiContext`'s."""
     return NkiContext(tp, ops, launch, layers, without) if name == "nki" else Context(tp, ops)
 
 
 @dataclass(frozen=True)
 class NkiContext(Context):
-    """One of `tp` ranks, on NKI kernels served by `launch`; at most `layers` are one launch."""
+    """One of `tp` ranks with NKI kernels. `layers`: layers per launch at most; `without`: kernels that become HLO."""
 
     launch: Launcher = no_launch
     layers: int = 1
@@ -55,7 +52,7 @@ class NkiContext(Context):
 
     def packing(self, config: ModelConfig) -> Packing:
         full = config.hidden_size % KEY_TILE == 0
-        # gate and up are split between two cores
+        # the kernel splits the columns of gate and up between the cores
         split = config.intermediate_size // self.tp % LNC == 0
         attention = full and config.head_dim == 128 and not ATTENTION_KERNELS.intersection(self.without)
         mlp = full and split and not MLP_KERNELS.intersection(self.without)
@@ -68,7 +65,7 @@ class NkiContext(Context):
     def run(
         self, kernel: str, arguments: tuple[Argument, ...], *results: Result, changed: tuple[int, ...] = ()
     ) -> tuple[Tensor, ...]:
-        """Launch a kernel: its results, then the tensors among the arguments that it changed."""
+        """Launches a kernel. Returns its results, then the tensors with the numbers `changed`, which it updates."""
         if kernel in self.without:
             return IN_HLO[kernel](self.ops, *arguments)
         plain, tensors = numbered(arguments)
@@ -79,7 +76,7 @@ class NkiContext(Context):
     ) -> tuple[Tensor, Cache]:
         result, positions_BN = like(q_BHND), meta.positions_BN
         first_BN, count = positions_BN[:, :1], q_BHND.shape[2]
-        # a prompt's rows are tiled, a step's are all on the partitions
+        # prefill rows are tiled; the rows of a step are on the partitions all at once
         group_rows = q_BHND.shape[1] // cache.k.shape[1] * count if count % KEY_TILE else 1
         table_BL = padded_table(meta, cache, group_rows)
         if count % KEY_TILE:
@@ -87,21 +84,21 @@ class NkiContext(Context):
             arguments = (q_BHND, k_BGND, v_BGND, *cache, positions_BN, table_BL, *limit)
             out, keys, values = self.run("verify_attention", arguments, result, changed=(3, 4))
             return out, Cache(keys, values)
-        # a prompt: its rows are written before any is attended
+        # a prefill chunk: all rows are written before any is attended
         pools = self.run("append_rows", (k_BGND, v_BGND, *cache, positions_BN, table_BL), changed=(2, 3))
         if count == KEY_TILE:
             (out,) = self.run("prompt_attention", (q_BHND, *pools, first_BN, table_BL), result)
             return out, Cache(*pools)
-        # the kernel's rows end with the keys at the latest: where ours would end after them, earlier ones make room
+        # the kernel requires first + count <= keys. If the chunk's padding exceeds that, start earlier and shift rows
         start_BN, rows_N = first_BN.clamp(max=table_BL.shape[1] * KEY_TILE - count), iota(count, first_BN)
         shift_N = (first_BN - start_BN)[0]
-        moved = q_BHND[:, :, (rows_N - shift_N).clamp(min=0)]
-        (out,) = self.run("prompt_attention", (moved, *pools, start_BN, table_BL), result)
+        shifted = q_BHND[:, :, (rows_N - shift_N).clamp(min=0)]
+        (out,) = self.run("prompt_attention", (shifted, *pools, start_BN, table_BL), result)
         return out[:, :, (rows_N + shift_N).clamp(max=count - 1)], Cache(*pools)
 
     def gumbel_noise(self, seed_R2: Tensor, position_R: Tensor, shard: VocabShard) -> Tensor:
         if shard.mapped_V is not None:
-            # the kernel counts ids; those of a small vocabulary are anywhere
+            # the kernel supports consecutive ids only
             return super().gumbel_noise(seed_R2, position_R, shard)
         parts: list[Tensor] = []
         for seeds, positions in zip(seed_R2.split(ROWS), position_R[:, None].split(ROWS), strict=True):
@@ -111,7 +108,7 @@ class NkiContext(Context):
 
     def sample(self, logits_RV: Tensor, params: SamplingParams, noise_RV: Tensor, shard: VocabShard) -> ShardArgmax:
         best_R = logits_RV.amax(-1)
-        # false for NaN too: the kernels get numbers only
+        # false for NaN, too: the kernels require finite logits
         logits_RV = torch.where(logits_RV.abs() < -NO_FLOOR, logits_RV, FORBIDDEN)
         floor_R = self._floor(logits_RV, params, shard.rank_11).clamp(min=NO_FLOOR)
         parts = list[Tensor]()
@@ -121,10 +118,10 @@ class NkiContext(Context):
             shape = (LNC, rows[0].shape[0])
             results = (Result(shape, "float32"), Result(shape, "int32"))
             values, ids = self.run("coupled_sample", (*rows, shard.start_11), *results)
-            # a core samples from a part of the ids, in their order: of equal values the first one's is the smaller id
+            # core 0 samples from the lower ids, so ties go to core 0
             of_cores, first_R = (values, ids.float()), values[0] >= values[-1]
             parts.append(torch.stack([torch.where(first_R, t[0], t[-1]) for t in of_cores]))
-        # a collective for both: ids are exact in fp32
+        # one collective for scores and ids, which are exact in fp32
         gathered = self.ops.all_gather(_marked(torch.cat(parts, 1), best_R).T, shard.rank_11)
         best = gathered.unflatten(-1, (-1, 2)).permute(1, 2, 0)
         return ShardArgmax(best[:, 0], best[:, 1].to(torch.int32))
@@ -141,7 +138,7 @@ class NkiContext(Context):
         return accepted, counts, last
 
     def _floor(self, logits_RV: Tensor, params: SamplingParams, rank_11: Tensor) -> Tensor:
-        """(R,) each row's smallest kept logit: exact for a target's sample, approximate for a draft's."""
+        """(R,) each row's cutoff: exact for the target, approximate for drafts."""
         lowest_R = torch.full_like(params.temperature_R, NO_FLOOR)
         if params.filters is None or params.filtering_R is None:
             return lowest_R
@@ -153,7 +150,7 @@ class NkiContext(Context):
             floor_R = params.filters.floor(best_R, params.divisor_R, sums)
         else:
             by_T = (params.divisor_R, params.filters)
-            floor_R = self.ops.shared(filter_floor, rank_11, logits_RV, by_T, weigh=self._weights_above)
+            floor_R = self.ops.jit(filter_floor, rank_11, logits_RV, by_T, weigh=self._weights_above)
         return torch.where(params.filtering_R, floor_R, lowest_R)
 
     def _weights_above(
@@ -170,7 +167,8 @@ class NkiContext(Context):
 
 
 def _marked(best_2R: Tensor, logit_R: Tensor) -> Tensor:
-    """(2, R) this rank's values and ids: NO_ID above all others where a logit is NaN or +inf, below if all are -inf."""
+    """(2, R) this rank's best scores and ids. Rows with NaN or +inf have NO_ID with the highest score, so that it wins
+    over all ranks; rows that are all -inf have NO_ID with the lowest score."""
     value_R = torch.where(logit_R <= NO_FLOOR, _LAST, _FIRST)
     marked_2R = torch.stack((value_R, torch.full_like(value_R, float(NO_ID))))
     return torch.where(is_finite(logit_R) & (logit_R > NO_FLOOR), best_2R, marked_2R)

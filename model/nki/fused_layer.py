@@ -1,6 +1,6 @@
-"""Modules that do half a layer in one launch, norm and projections included, or a head, with packed weights.
+"""Fused modules with packed weights: attention or MLP with its norm in one kernel, groups of layers, the LM head.
 
-Decode kernels take few rows, of several layers in a launch that ends at a tapped state; prompt kernels any number.
+Decode kernels support few rows, and several layers per launch, up to a tapped state; prompt kernels any number of rows.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,12 +27,12 @@ PACKED_MLP: Packed = {
     "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up)),
     "down_packed": (("down_proj",), lambda down, dim: pack(down)),
 }
-# kernel, arguments, results -> tensors; see `NkiContext.run`
+# (kernel, arguments, *results) -> tensors; see `NkiContext.run`
 Run = Callable[..., tuple[Tensor, ...]]
 
 
 def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
-    """Pack the head and the halves of a model's layers that the kernels support; `max_layers` are one launch."""
+    """Replaces the modules that the kernels support by fused ones; a launch has at most `max_layers` layers."""
     layers: Any = model.layers
     config: Any = model.config
     packing = ctx.packing(config)
@@ -51,7 +51,7 @@ def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
 
 
 class DeferredNorm(RMSNorm):
-    """A norm that the module after it applies."""
+    """The identity in place of a norm that the next module's kernel applies."""
 
     def __init__(self, norm: RMSNorm) -> None:
         nn.Module.__init__(self)
@@ -61,19 +61,19 @@ class DeferredNorm(RMSNorm):
         return x
 
     def normed(self, x: Tensor) -> Tensor:
-        """What the norm returns."""
+        """RMSNorm, for paths without the kernel."""
         return super().forward(x)
 
 
 class PackedAttention(Attention):
-    """Attention with packed projections: one launch with the norm before it for few rows, products for others."""
+    """Attention with packed projections: one fused kernel, including the norm, if it supports the rows (`fits`)."""
 
     qkv_packed: nn.Parameter
     out_packed: nn.Parameter
 
     def __init__(self, attention: Attention, norm: DeferredNorm, run: Run) -> None:
         nn.Module.__init__(self)
-        # in a tuple: the norm is not this module's
+        # in a tuple, so that torch does not register the norm as a child
         self.ctx, self.head_dim, self.run, self.norm = attention.ctx, attention.head_dim, run, (norm,)
         self.kv_features = len(attention.k_proj.weight)
         pack_projections(self, attention, PACKED_ATTENTION, self.head_dim)
@@ -98,26 +98,26 @@ class PackedAttention(Attention):
             part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
         out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
-        # the packed weight has its inputs in the order D, H
+        # the packed weight's input features are in the order D, H
         out_BNF = out_BHND.permute(0, 2, 3, 1).flatten(2)
         return self.ctx.ops.all_reduce(product(self.run, out_BNF, self.out_packed)), cache
 
     def fits(self, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
-        """Whether the decode kernels take these rows: few, causal ones."""
+        """Whether the decode kernels support these rows: few and causal."""
         count, heads_per_kv = x_BNE.shape[1], self.out_packed.shape[1] // self.kv_features
         few = few_rows(x_BNE) and count <= CANDIDATES and heads_per_kv * count <= ROWS
         return few and meta.attend_to_B1 is None
 
 
 def product(run: Run, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
-    """(B, N, F) rows times the first blocks of a packed weight, or times all of it."""
+    """(B, N, F) rows times a packed weight, or times its first `blocks` blocks of columns."""
     x_RK, first = x_BNK.flatten(0, 1), (blocks,) if blocks else ()
     result = like(x_RK)._replace(shape=(x_RK.shape[0], (blocks or packed.shape[0]) * packed.shape[2]))
     return run("prompt_product", (x_RK, packed, *first), result)[0].unflatten(0, x_BNK.shape[:2])
 
 
 class PackedHead(nn.Module):
-    """Logits in fp32 of this rank's ids: one launch, whose packed weight has columns of zeros after the last id."""
+    """LM head with a packed weight, padded with columns of zeros: fp32 logits of this rank's ids, in one launch."""
 
     def __init__(self, head: Head, pack_head: Callable[..., Tensor], run: Run) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class PackedHead(nn.Module):
 
 
 class PackedMLP(nn.Module):
-    """MLP with packed projections, one launch with the norm before it."""
+    """MLP with packed projections: one fused kernel, including the norm."""
 
     def __init__(self, mlp: MLP, norm: DeferredNorm, ops: Ops, run: Run) -> None:
         super().__init__()
@@ -144,13 +144,13 @@ class PackedMLP(nn.Module):
 
 
 class LayerGroup(nn.Module):
-    """Consecutive layers as one launch."""
+    """Consecutive layers in one launch, all-reduces included."""
 
     def __init__(self, layers: Iterable[nn.Module], run: Run, ops: Ops) -> None:
         super().__init__()
         self.layers: Any = nn.ModuleList(layers)
         self.run, self.ops = run, ops
-        # a trace serves launches of as many layers
+        # groups of equal size share a trace
         self.config = (self.layers[0].config, len(self.layers))
 
     def forward(
@@ -160,7 +160,7 @@ class LayerGroup(nn.Module):
         layers = tuple(self._operands(layer, cache) for layer, cache in zip(self.layers, caches, strict=True))
         count, eps = len(layers[0]), self.layers[0].input_layernorm.eps
         arguments: tuple[Any, ...] = (x_RE, layers, *rope, *places, self.ops.groups, eps)
-        # after x, and last of each layer's
+        # the index of each cache among the tensors: argument 0 is x, a layer's last two operands are its caches
         changed = tuple(count * (i + 1) + which - 1 for i in range(len(layers)) for which in (0, 1))
         x_RE, *pools = self.run(LAYERS, arguments, like(x_RE), changed=changed)
         return x_RE.reshape(x_BNE.shape), [Cache(*pair) for pair in zip(pools[::2], pools[1::2], strict=True)]
@@ -174,7 +174,7 @@ class LayerGroup(nn.Module):
 
 
 class FusedLayers(Layers):
-    """Layers of which up to `max_layers` are one launch, where the kernels take the pass's rows."""
+    """Decoder layers, up to `max_layers` per launch if the kernels support the rows of the pass."""
 
     def __init__(self, layers: Iterable[nn.Module], run_kernel: Run, max_layers: int) -> None:
         super().__init__(layers)
@@ -190,7 +190,7 @@ class FusedLayers(Layers):
         for count in group_sizes(len(self), self.max_layers, taps):
             part = slice(len(written), len(written) + count)
             if count == 1:
-                # a launch of one layer is slower than its halves
+                # decode_layers with one layer is slower than decode_attention and decode_mlp
                 x, cache = ops.call(self[part.start], x, rope, caches[part.start], meta)
                 written.append(cache)
             else:
@@ -201,7 +201,7 @@ class FusedLayers(Layers):
 
 
 def group_sizes(layers: int, max_layers: int, taps: tuple[int, ...] = ()) -> list[int]:
-    """How many of a model's layers each launch of a pass has; a launch ends before a tapped state."""
+    """The number of layers of each launch of a pass; a launch ends at a tapped state."""
     counts, first = list[int](), 0
     for end in sorted({*taps, layers} - {0}):
         counts += [min(max_layers, end - at) for at in range(first, end, max_layers)]
@@ -210,5 +210,5 @@ def group_sizes(layers: int, max_layers: int, taps: tuple[int, ...] = ()) -> lis
 
 
 def few_rows(x_BNE: Tensor) -> bool:
-    """Whether the fused layer kernels take these rows."""
+    """Whether the decode kernels support this number of rows."""
     return x_BNE.shape[0] * x_BNE.shape[1] <= ROWS

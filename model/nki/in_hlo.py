@@ -1,7 +1,8 @@
-"""Kernels as operations of the graph, for a build without some of them (the recipe's `without`).
+"""Kernels as HLO operations, for builds that leave kernels out (the recipe's `without`).
 
-Each function takes the arguments of a launch; it returns the results, then the tensors that the kernel changes. Without
-a kernel of packed layers weights are not packed. The compiler orders sums: a row's bits may depend on their number.
+Each function has the arguments of a launch, and returns its results, then the tensors that it writes. Weights of a
+packed layer are not packed if one of its kernels is left out. The compiler chooses the order of sums, so a row's bits
+may depend on the number of rows.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from model.ops import Ops, first_argmax, iota, ordered_sum
 from model.sampling import ShardArgmax
 
 _LOWEST = torch.finfo(torch.float32).min
-# of the kernels of a packed half of a layer: without one of them its weights are not packed
+# the kernels that require packed attention weights, and those that require packed MLP weights
 ATTENTION_KERNELS, MLP_KERNELS = {"decode_attention", "prompt_product"}, {"decode_mlp", "prompt_mlp"}
 
 
@@ -24,7 +25,7 @@ def verify_attention(
     ops: Ops, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, keys: Tensor, values: Tensor, positions_BN: Tensor,
     table_BL: Tensor, limit_B1: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Append the rows, then attend."""
+    """Appends the rows, then attends."""
     pools = append_rows(ops, k_BGND, v_BGND, keys, values, positions_BN, table_BL)
     last_BN = positions_BN if limit_B1 is None else limit_B1.expand_as(positions_BN)
     return _attend(q_BHND, pools[0], pools[1], last_BN, table_BL), *pools
@@ -43,7 +44,7 @@ def prompt_attention(
 
 
 def _attend(q_BHND: Tensor, k_PGKD: Tensor, v_PGKD: Tensor, last_BN: Tensor, table_BL: Tensor) -> Tensor:
-    """(B, H, N, D): gathered blocks, two products and one softmax over the positions up to `last_BN`."""
+    """(B, H, N, D) attention over the positions up to `last_BN`: gathers the blocks, softmax over all at once."""
     k_BGSD, v_BGSD = (pool[table_BL].transpose(1, 2).flatten(2, 3).float() for pool in (k_PGKD, v_PGKD))
     q_BGHND = q_BHND.float().unflatten(1, (k_BGSD.shape[1], -1))
     s_BGHNS = torch.einsum("bghnd,bgsd->bghns", q_BGHND * q_BHND.shape[-1] ** -0.5, k_BGSD)
@@ -61,7 +62,7 @@ def gumbel_noise(
 def coupled_sample(
     ops: Ops, logits_RV: Tensor, noise_RV: Tensor, temperature_R1: Tensor, floor_R1: Tensor, start_11: Tensor
 ) -> tuple[Tensor, ...]:
-    """The values and ids of two cores, of which the second has none."""
+    """Best scores and ids of two cores; core 0 computes all of them, core 1 none."""
     logits_RV = logits_RV.float()
     sampled_R1 = temperature_R1 > 0
     scores_RV = torch.where(sampled_R1, logits_RV / torch.where(sampled_R1, temperature_R1, 1.0) + noise_RV, logits_RV)
@@ -73,7 +74,7 @@ def coupled_sample(
 def weights_above(
     ops: Ops, logits_RV: Tensor, scale_R1: Tensor, bias_R1: Tensor, floor_R1: Tensor, thresholds_RJ: Tensor
 ) -> tuple[Tensor, ...]:
-    """The sums of two cores, of which the second has none."""
+    """Sums of two cores; core 0 computes all of them, core 1 zeros."""
     logits_RV = logits_RV.float()
     weights_RV = torch.where(logits_RV >= floor_R1, torch.exp(logits_RV * scale_R1 + bias_R1), 0.0)
     above_RJV = logits_RV[:, None] > thresholds_RJ[..., None]

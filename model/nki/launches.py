@@ -1,7 +1,7 @@
-"""Launches of NKI kernels as values; `model/nki/simulated.py` serves them on the CPU.
+"""Launches of NKI kernels as data: the kernel's name, its arguments, its results.
 
-A launch names a kernel and its arguments; tensors among them are numbered, so that it can travel through a graph
-as text. Kernels change caches in place; a launch returns the kernel's results, then the changed tensors.
+Tensors among the arguments are numbered, so that a launch can be stored in a graph as JSON. Kernels update caches in
+place; a launch returns the kernel's results, then the updated tensors.
 """
 
 import json
@@ -15,22 +15,22 @@ from torch import Tensor
 
 from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.errors import UserError
-from nki_kernels.limits import CHUNK, attention_misfit
+from nki_kernels.limits import CHUNK, attention_limit_error
 
-# the one name by which Trainium's compiler knows a call of an NKI kernel
-TARGET = "AwsNeuronCustomNativeKernel"
-# the version whose calls get their configuration as text
+# the custom call target by which neuronx-cc recognizes NKI kernels
+CUSTOM_CALL_TARGET = "AwsNeuronCustomNativeKernel"
+# the custom call API version with a string configuration
 API_VERSION = 3
-# cores of a launch: one number for all kernels of a graph and for its compiler, which refuses a mixture (NCC_EVRF066)
+# physical cores per launch; neuronx-cc rejects graphs that mix it with a different --lnc (NCC_EVRF066)
 LNC: Final = 2
 Argument = Tensor | int | float | None | tuple[Any, ...]
 Groups = tuple[tuple[int, ...], ...]
-# the kernel of several layers, and its argument of the ranks that sum
+# the kernel of several layers, and the index of its argument `groups`
 LAYERS, _GROUPS = "decode_layers", 6
 
 
 class Result(NamedTuple):
-    """The shape and dtype of one result."""
+    """The shape and dtype of a result or an operand."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -38,10 +38,8 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel on `lnc` cores: arguments in order, "#i" for tensor i; `changed` are the tensors that it writes.
-
-    Arguments that are tuples are lists here.
-    """
+    """A launch of a kernel on `lnc` cores. `arguments`: in order, "#i" for tensor i, lists for tuples; `changed`: the
+    numbers of the tensors that the kernel updates in place."""
 
     kernel: str
     arguments: list[Any]
@@ -50,32 +48,32 @@ class Launch:
     lnc: int = LNC
 
     def outputs(self, operands: Sequence[Result]) -> list[Result]:
-        """Everything that the launch returns."""
+        """The specs of all outputs: the results, then the updated tensors."""
         return [*self.results, *(operands[i] for i in self.changed)]
 
     @property
     def sums(self) -> tuple[int, Groups]:
-        """How many sums over ranks the kernel runs, and the groups of these: two a layer of a kernel of layers."""
+        """The number of all-reduces inside the kernel, two per layer of `decode_layers`, and their replica groups."""
         groups = self.arguments[_GROUPS] if self.kernel == LAYERS else None
         ranks = tuple(tuple(map(operator.index, group)) for group in groups or ())
         return (2 * len(self.arguments[1]) if ranks else 0), ranks
 
 
 def like(x: Tensor) -> Result:
-    """A result of a tensor's shape and dtype."""
+    """The shape and dtype of a tensor."""
     return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
 
 
 def padded_table(meta: AttentionMetadata, cache: Cache, group_rows: int = 1) -> Tensor:
-    """The block table, padded with block 0 to the chunks of keys that attention's kernels read.
+    """The block table, padded with block 0 to a multiple of the attention kernels' key chunk.
 
-    Raises UserError if no launch takes these sizes, with `group_rows` rows of each kv head.
+    Raises UserError if the kernels do not support these sizes; `group_rows` is the number of rows per kv head.
     """
     table_BL = F.pad(meta.block_table_BL, (0, -meta.block_table_BL.shape[1] % (CHUNK // KEY_TILE)))
     blocks, kv_heads = cache.k.shape[:2]
     (batch, length), pool_rows = table_BL.shape, blocks * kv_heads * KEY_TILE
-    if misfit := attention_misfit(batch, group_rows, length * KEY_TILE, pool_rows):
-        raise UserError(f"{misfit}, or use --kernels reference")
+    if reason := attention_limit_error(batch, group_rows, length * KEY_TILE, pool_rows):
+        raise UserError(f"{reason}, or use --kernels reference")
     return table_BL
 
 
@@ -83,19 +81,19 @@ Launcher = Callable[[Launch, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def to_text(launch: Launch, operands: Sequence[Result]) -> str:
-    """The launch and its operands as JSON, for a graph."""
+    """The launch and the specs of its operands as JSON, the custom call's configuration."""
     return json.dumps(vars(launch) | {"operands": list(operands)})
 
 
 def from_text(text: str) -> tuple[Launch, list[Result]]:
-    """Read the text of `to_text`."""
+    """Parses the JSON of `to_text`."""
     read = json.loads(text)
     results, operands = ([Result(tuple(s), d) for s, d in read[name]] for name in ("results", "operands"))
     return Launch(read["kernel"], read["arguments"], tuple(results), tuple(read["changed"]), read["lnc"]), operands
 
 
 def numbered(arguments: Sequence[Argument]) -> tuple[list[Any], tuple[Tensor, ...]]:
-    """Arguments with "#i" for their tensors, and the tensors in order."""
+    """Replaces tensors among the arguments by "#i"; returns the arguments and the tensors in order."""
     tensors: list[Tensor] = []
 
     def plain(argument: Argument) -> Any:
@@ -110,7 +108,7 @@ def numbered(arguments: Sequence[Argument]) -> tuple[list[Any], tuple[Tensor, ..
 
 
 def filled(arguments: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-    """The arguments of `numbered` with arrays in their places."""
+    """Replaces each "#i" by array i: the inverse of `numbered`."""
 
     def full(argument: Any) -> Any:
         if isinstance(argument, list):

@@ -1,4 +1,4 @@
-"""Launches served by nkisim, on numpy arrays or torch tensors: the only file of the model that runs the simulator."""
+"""Runs launches with nkisim on NumPy arrays or torch tensors; the model's only use of the simulator."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The kernels that a launch can name, looked up here and nowhere else, and their launches on the host's arrays."""
+"""The table of kernels that a launch can name, and launches on the host's arrays."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,24 +29,23 @@ KERNELS: dict[str, Any] = {
     "weights_above": weights_above_kernel,
 }  # fmt: skip
 
-
-# runs a kernel: the simulator, or the vendor's kernels themselves
+# makes a kernel callable: the simulator's wrapper, or the identity with the vendor's nki
 Runner = Callable[[Any], Any]
 
 
 def run(launch: Launch, operands: Sequence[Any], runner: Runner) -> list[Any]:
-    """The results of a launch on numpy arrays, which stay as they are, then what it changed."""
+    """Runs a launch on NumPy arrays, which it does not modify. Returns the results, then the updated arrays."""
     arrays = [a.copy() if i in launch.changed else a for i, a in enumerate(operands)]
-    found = runner(KERNELS[launch.kernel][launch.lnc])(*filled(launch.arguments, arrays))
-    results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
+    outputs = runner(KERNELS[launch.kernel][launch.lnc])(*filled(launch.arguments, arrays))
+    results = (outputs if isinstance(outputs, tuple) else (outputs,))[: len(launch.results)]
     return [*results, *(arrays[i] for i in launch.changed)]
 
 
 def run_on_tensors(
     launch: Launch, tensors: Sequence[Tensor], runner: Runner = lambda kernel: kernel
 ) -> tuple[Tensor, ...]:
-    """The same on torch tensors."""
-    # as bytes: numpy and torch share no bfloat16
+    """`run` on torch tensors."""
+    # through bytes: NumPy and torch have no common bfloat16
     arrays = [t.detach().contiguous().view(torch.uint8).numpy().view(BY_NAME[like(t).dtype].numpy) for t in tensors]
     results = (np.ascontiguousarray(array) for array in run(launch, arrays, runner))
     return tuple(torch.from_numpy(a.view(np.uint8)).view(BY_NAME[a.dtype.name].torch) for a in results)

@@ -1,12 +1,12 @@
 """Append a prompt's new keys and values to a paged KV cache.
 
-pool[block_table[p // 128], g, p % 128] = new[g, c],  p = positions[c];  rows without a page go to a spare one
+pool[block_table[p // 128], g, p % 128] = new[g, c],  p = positions[c];  rows without a page go to a spare page
 
 C rows, G kv heads, D head dim, S positions of the block table.
 Layouts: new keys and values (1, G, C, D), pools (pages, G, 128, D), positions (1, C) int32, block_table (1, S / 128)
-int32. A row has no page at a negative position, beyond the table, or where its entry is page 0. Two cores write half
-of the rows each.
-Cost: the rows in and out (4 C G D elements). Launched by the graph of every prompt, before prompt_attention.
+int32. A row has no page if its position is negative or beyond the table, or if its entry is page 0. Each of two cores
+writes half of the rows.
+Cost: the rows in and out (4 C G D elements). Launched by every prefill graph, before prompt_attention.
 """
 
 import nki
@@ -18,12 +18,12 @@ from nki_kernels.tiles import P, core_slice, dma_static
 
 
 def append(new, pools, places, rows, heads):
-    """Scatter new keys and values (B, G, N, D): rows[0] to rows[1] of (B, N) of the kv heads heads[0] to heads[1].
+    """Scatter rows[0] to rows[1] of (B, N), kv heads heads[0] to heads[1], of new keys and values (B, G, N, D).
 
-    places is (positions (B, N), block_table (B, S / 128)). The rows are those of whole sequences, or lie within one.
+    places is (positions (B, N), block_table (B, S / 128)). The rows are those of full sequences, or lie within one.
     """
     candidates, dim = new[0].shape[2], new[0].shape[3]
-    # up to 128 rows per scatter, in whole sequences where several fit
+    # up to 128 rows per scatter, in full sequences if more than one fits
     each = P
     if candidates < P:
         each = P // candidates * candidates
@@ -39,7 +39,7 @@ def append(new, pools, places, rows, heads):
 
 
 def rows_of_head(new_BGND, head, first, rows):
-    """Rows `first` to `first + rows` of (B, N) of a kv head in HBM: whole sequences, or within one."""
+    """Rows `first` to `first + rows` of (B, N) of a kv head in HBM: full sequences, or within one."""
     _, kv_heads, candidates, dim = new_BGND.shape
     sequence, inside = first // candidates, first % candidates
     offset = ((sequence * kv_heads + head) * candidates + inside) * dim
@@ -50,7 +50,7 @@ def rows_of_head(new_BGND, head, first, rows):
 
 @nki.jit
 def append_rows_kernel(k_new, v_new, k_pages, v_pages, positions, block_table):
-    """The pools, which change in place."""
+    """Return the pools, which change in place."""
     rows = core_slice(k_new.shape[2], PAGE)
     append((k_new, v_new), (k_pages, v_pages), (positions, block_table), rows, (0, k_new.shape[1]))
     return k_pages, v_pages

@@ -1,4 +1,4 @@
-"""The laws of attention: plain numpy in fp64, loops welcome, no `nki`.
+"""The laws of attention: NumPy in fp64, explicit loops, no `nki`.
 
 Dimension key: B sequences, H query heads, G kv heads, D head dim, N = k + 1 new rows, S positions, C rows of a prompt.
 """
@@ -24,7 +24,7 @@ def verify_attention(
 ) -> Array:
     """Append new rows (B, G, N, D) to keys and values (B, G, S, D), in place, then attend: out (B, H, N, D).
 
-    Row n of sequence b is at positions[b, n] and sees the positions up to its own, or up to limit[b, 0].
+    Row n of sequence b is at positions[b, n] and attends positions up to its own, or up to limit[b, 0].
     """
     out, group = np.zeros(q.shape), q.shape[1] // cache[0].shape[1]
     for b, h, n in np.ndindex(q.shape[:3]):
@@ -36,7 +36,7 @@ def verify_attention(
 
 
 def append_rows(new: Array, pool: Array, positions: Array, block_table: Array) -> None:
-    """Write rows (1, G, C, D) to a pool (pages, G, 128, D), in place; rows without a page go to a spare one."""
+    """Write rows (1, G, C, D) to a pool (pages, G, 128, D), in place; rows without a page go to a spare page."""
     for c, p in enumerate(positions[0]):
         page = block_table[0, p // 128] if 0 <= p < 128 * block_table.shape[1] else 0
         if page:

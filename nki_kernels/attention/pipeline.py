@@ -1,4 +1,4 @@
-"""The order of verification attention: every chunk of every pack of rows, run as a software pipeline."""
+"""The software pipeline of verification attention: the order of its stages over the chunks of all packs."""
 
 import nki.isa as nisa
 import nki.language as nl
@@ -11,7 +11,7 @@ from nki_kernels.tiles import P, dma_static, preload_act_table
 
 
 def plan(q, t, first, last):
-    """The chunks of the groups `first` to `last` of q in HBM."""
+    """The chunks of the groups `first` to `last`, their queries loaded and transposed."""
     chunks, rows = chunks_of(t, first, last), t.queries
     q_DR = load_transposed(q, first * rows, (last - first) * rows)
     for chunk in chunks:
@@ -41,7 +41,7 @@ def load_transposed(source, first, rows):
 
 
 def load_keys(chunk, launch):
-    """Gather and transpose a chunk's keys; before a pack's first chunk, load the positions that its rows may see."""
+    """Gather and transpose a chunk's keys; before a pack's first chunk, compute the positions that its rows attend."""
     t, kv, pack = launch.t, launch.kv, chunk.pack
     if chunk.index == 0:
         pack.limit_R1 = row_limits(launch.positions_BN, launch.limit_B1, t, pack)

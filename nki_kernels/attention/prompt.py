@@ -1,16 +1,17 @@
-"""Prompt attention: C rows of one sequence, at any position, over its keys in a paged KV cache, their own included.
+"""Prefill attention: C rows of one sequence, from any position on, attend its paged KV cache.
 
 out[r] = sum_s exp(q[r].k[s] / sqrt(D) - m) v[s] / sum_s exp(q[r].k[s] / sqrt(D) - m),  s <= start + r
 
-H query and G kv heads, C rows, D 64 or 128, S positions. The rows' keys and values are in their pages before the
-launch. Keys come in chunks of 4096 (of fp32: 2048), aligned to absolute position, with the running max m of the row,
-and are rescaled and added in ascending order; a chunk's weights are summed in spans of 2048, its weighted values in key
-tiles of 128. A masked key adds exact zeros, so that a row's bits depend on its query and on the keys and values up to
-its position only: not on C, start, S, other rows, the order of pages or the number of cores.
+H query and G kv heads, C rows, D 64 or 128, S positions. append_rows has written the rows' keys and values to their
+pages. Keys are processed in chunks of 4096 (fp32: 2048), aligned to absolute position; m is the row's running max, and
+chunks are rescaled and added in ascending order. A chunk's weights are summed in spans of 2048, its weighted values in
+key tiles of 128. A masked key adds exact zeros, so a row's bits depend only on its query and on the keys and values up
+to its position: not on C, start, S, other rows, the order of pages or the number of cores.
 
 Layouts: q and out (1, H, C, D), C a multiple of 128; pools (pages, G, 128, D); start (1, 1) int32, the position of row
-0, start + C <= S; block_table (1, S / 128) int32, S a multiple of 1024. Two cores take every second query tile.
-Cost: roofline.prompt_attention. Design: docs/kernels.md. Launched by the graph of every prompt.
+0, start + C <= S; block_table (1, S / 128) int32, S a multiple of 1024. Each of two cores computes every second query
+tile.
+Cost: roofline.prompt_attention. Design: docs/kernels.md. Launched by every prefill graph.
 """
 
 import nki
@@ -33,7 +34,7 @@ from nki_kernels.attention.prompt_tiles import (
 from nki_kernels.checks import INT32, check, check_floats, check_paged, check_rank, launcher, refuse
 from nki_kernels.tiles import P, dma_static, preload_act_table, this_core
 
-# query tiles that step over a chunk one after the other: their values stay in SBUF
+# query tiles of a batch, which attend a chunk one after the other; their weighted values stay in SBUF
 TILES = 32
 # steps from the prefetch of queries or keys to their use
 PREFETCH_DISTANCE = 6
@@ -60,7 +61,7 @@ class Prompt(nl.NKIObject):
 
 
 def row_limits(start, count):
-    """The last position that each row sees: fp32 (128, C / 128)."""
+    """The last position that each row attends: fp32 (128, C / 128)."""
     tiles = count // P
     start_P1, limit_PT = nl.ndarray((P, 1), dtype=nl.int32), nl.ndarray((P, tiles), dtype=nl.float32)
     offset_P1 = nl.ndarray((P, 1), dtype=nl.float32)
@@ -104,7 +105,7 @@ def steps_of(batch, group, prompt):
 
 
 def prefetch_schedule(steps):
-    """For each step the (chunk, piece) to prefetch: the next chunk's pieces, spread over the steps of one."""
+    """For each step the (chunk, subchunk) to prefetch: the next chunk's, spread over the steps of a chunk."""
     schedule, starts = [], []
     for i in range(len(steps)):
         schedule.append([])
@@ -112,8 +113,8 @@ def prefetch_schedule(steps):
             starts.append(i)
     for j in range(1, len(starts)):
         chunk, first = steps[starts[j]].chunk, starts[j - 1]
-        for piece in range(chunk.pieces):
-            schedule[first + piece * (starts[j] - first) // chunk.pieces].append((chunk, piece))
+        for subchunk in range(chunk.subchunks):
+            schedule[first + subchunk * (starts[j] - first) // chunk.subchunks].append((chunk, subchunk))
     return schedule
 
 
@@ -121,13 +122,13 @@ def prefetch_first(steps, prompt):
     """Prefetch the first chunk and the first queries; keys come first."""
     chunk = steps[0].chunk
     load_query(steps[0].tile, prompt.q_HCD)
-    for _ in range(chunk.pieces):
+    for _ in range(chunk.subchunks):
         chunk.prefetch_keys()
     for i in range(1, min(len(steps), PREFETCH_DISTANCE)):
         load_query(steps[i].tile, prompt.q_HCD)
-    for piece in range(chunk.pieces):
-        chunk.prefetch_values(piece)
-    chunk.transpose_until(chunk.pieces)
+    for subchunk in range(chunk.subchunks):
+        chunk.prefetch_values(subchunk)
+    chunk.transpose_until(chunk.subchunks)
 
 
 def issue_prefetches(steps, schedule, i, prompt):
@@ -145,17 +146,17 @@ def issue_prefetches(steps, schedule, i, prompt):
 
 
 def attend(steps, prompt):
-    """Run all steps as a software pipeline: iteration i runs a stage on step i - lag, some of them piece by piece."""
+    """Run all steps as a software pipeline: iteration i runs a stage on step i - lag, some by subchunk."""
     schedule, count = prefetch_schedule(steps), len(steps)
     prefetch_first(steps, prompt)
     for i in range(count + PV_LAG):
         issue_prefetches(steps, schedule, i, prompt)
         if 0 <= i - 1 < count:
             update_neg_max(steps[i - 1], prompt)
-        for piece in range(steps[0].chunk.pieces):
+        for subchunk in range(steps[0].chunk.subchunks):
             for entry in ((0, score), (PV_LAG, multiply), (2, exponentials)):
                 if 0 <= i - entry[0] < count:
-                    entry[1](steps[i - entry[0]], piece, prompt)
+                    entry[1](steps[i - entry[0]], subchunk, prompt)
         for entry in ((3, transpose_rest), (PV_LAG, accumulate_chunk)):
             if 0 <= i - entry[0] < count:
                 entry[1](steps[i - entry[0]], prompt)
@@ -163,7 +164,7 @@ def attend(steps, prompt):
 
 @nki.jit
 def prompt_attention_kernel(q, k_pages, v_pages, start, block_table):
-    """out in q's dtype."""
+    """Return out in q's dtype."""
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     kv_heads = k_pages.shape[1]
     prompt, limit_PT = Prompt(q, out, (k_pages, v_pages), block_table), row_limits(start, q.shape[2])

@@ -6,13 +6,13 @@ R are the rows of a tile, W the keys of a step, T its key tiles, D. The order of
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.kv_prefetch import PIECE
+from nki_kernels.attention.kv_prefetch import SUBCHUNK
 from nki_kernels.attention.paged_kv import PAGE
 from nki_kernels.tiles import BANK, LOWEST, P, absent, transpose_on_pe
 
 # key tiles of one exponential and its sum
 SPAN = 16
-# one of so many weight tiles is transposed on the Tensor Engine, the rest by DMA: balances both queues
+# one of so many tiles of attention weights is transposed on the Tensor Engine, the rest by DMA: balances both queues
 TRANSPOSED_ON_PE_IN = 6
 
 
@@ -22,7 +22,7 @@ class QueryTile(nl.NKIObject):
     def __init__(self, head, row, limit_R1):
         self.head = head
         self.row = row
-        # the last position that each row sees: fp32 (R, 1)
+        # the last position that each row attends: fp32 (R, 1)
         self.limit_R1 = limit_R1
         # load_query: (D, R)
         self.q_DR = None
@@ -34,7 +34,7 @@ class QueryTile(nl.NKIObject):
 
 
 class TileStep(nl.NKIObject):
-    """A tile's step over a chunk, of which it may see the first `tiles` key tiles."""
+    """A query tile's step over a chunk: it attends the first `tiles` key tiles."""
 
     def __init__(self, tile, chunk, tiles, last):
         self.tile = tile
@@ -42,7 +42,7 @@ class TileStep(nl.NKIObject):
         self.tiles = tiles
         self.last = last
         self.spans = spans_of(tiles)
-        # score: masked scores fp32 (R, W), and the maximum of each piece, fp32 (R, 1)
+        # score: masked scores fp32 (R, W), and the max of each subchunk, fp32 (R, 1)
         self.masked_RW = None
         self.maxima = []
         # update_neg_max: -max / sqrt(D) after this chunk, and from the second chunk on the rescale factor
@@ -57,9 +57,9 @@ class TileStep(nl.NKIObject):
 
 
 def spans_of(tiles):
-    """(start, stop, end) of each span in key tiles: its width is a power of two, its keys end at `end`.
+    """(start, stop, end) of each span in key tiles: a power of two wide, padded from `end` on.
 
-    So masked keys only add zeros to a row's sum of weights, in the order of any adder.
+    A row's sum of weights then has one order of additions, in which masked keys are zeros.
     """
     spans = []
     for start in range(0, tiles, SPAN):
@@ -71,7 +71,7 @@ def spans_of(tiles):
 
 
 def rowwise_op(a_R1, b_R1, op):
-    """One element per row from two: fp32 (R, 1), on GpSimd, which is otherwise idle."""
+    """a op b for each row: fp32 (R, 1), on GpSimd, which is otherwise idle."""
     result_R1 = nl.ndarray(a_R1.shape, dtype=nl.float32)
     nisa.tensor_tensor(dst=result_R1, data1=a_R1, data2=b_R1, op=op, engine=nisa.engine.gpsimd)
     return result_R1
@@ -90,14 +90,14 @@ def load_query(tile, q_HCD):
         nisa.dma_transpose(dst=tile.q_DR, src=q_HCD[tile.head, tile.row : tile.row + P, :])
 
 
-def score(step, piece, prompt):
-    """Scores of the rows with a piece's keys, masked; the Vector Engine's pass over them also takes the max."""
-    start, end = piece * PIECE, min(piece * PIECE + PIECE, step.tiles)
+def score(step, subchunk, prompt):
+    """Masked scores of the rows with a subchunk's keys; the same pass of the Vector Engine computes the max."""
+    start, end = subchunk * SUBCHUNK, min((subchunk + 1) * SUBCHUNK, step.tiles)
     if start >= step.tiles:
         return
-    step.chunk.transpose_until(piece + 1)
+    step.chunk.transpose_until(subchunk + 1)
     columns = step.spans[len(step.spans) - 1][1]
-    if piece == 0:
+    if subchunk == 0:
         step.masked_RW = nl.ndarray((P, columns * PAGE), dtype=nl.float32)
         if columns > step.tiles:
             padding = step.masked_RW[:, step.tiles * PAGE : columns * PAGE]
@@ -126,7 +126,7 @@ def score(step, piece, prompt):
 
 
 def update_neg_max(step, prompt):
-    """-max / sqrt(D) of the rows after this chunk, and the factor that rescales what the tile has so far."""
+    """-max / sqrt(D) of the rows after this chunk, and the rescale factor of the tile's sum and values so far."""
     tile, max_R1 = step.tile, step.maxima[0]
     for i in range(1, len(step.maxima)):
         max_R1 = rowwise_op(max_R1, step.maxima[i], nl.maximum)
@@ -166,7 +166,7 @@ def exponentials(step, span, prompt):
 
 
 def transposed_by_dma(step):
-    """How many of a step's weight tiles DMA transposes: the first ones."""
+    """The number of a step's weight tiles that DMA transposes, from the first on."""
     return step.tiles - step.tiles // TRANSPOSED_ON_PE_IN
 
 
@@ -176,11 +176,11 @@ def transpose_rest(step, prompt):
     transpose_on_pe(step.weights_PTR, step.weights_RTP.permute((0, 2, 1)), span, (nisa.engine.scalar,))
 
 
-def multiply(step, piece, prompt):
-    """Accumulate a piece's weighted values, key tile by key tile."""
-    if piece == 0:
+def multiply(step, subchunk, prompt):
+    """Accumulate a subchunk's weighted values, key tile by key tile."""
+    if subchunk == 0:
         step.part_psum_RD = nl.ndarray((P, step.chunk.kv.dim), dtype=nl.float32, buffer=nl.psum)
-    for t in range(piece * PIECE, min(piece * PIECE + PIECE, step.tiles)):
+    for t in range(subchunk * SUBCHUNK, min((subchunk + 1) * SUBCHUNK, step.tiles)):
         nisa.nc_matmul(
             dst=step.part_psum_RD,
             stationary=step.weights_PTR[:, t, :],

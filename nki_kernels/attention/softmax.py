@@ -36,11 +36,11 @@ def scores(chunk, launch):
 
 
 def mask(chunk):
-    """Masked scores (R, W), the fp32 minimum beyond a row's limit, and one or two maxima (R, 1)."""
+    """Scores (R, W), the lowest fp32 number beyond a row's limit, and one or two maxima (R, 1)."""
     pack, rows = chunk.pack, chunk.scores_psum_RW.shape[0]
     masked_RW, maxima, span = nl.ndarray((rows, CHUNK), dtype=nl.float32), [], BANK
     if rows > P // 2:
-        # the Vector Engine is the bound: fewer instructions rather than an early start
+        # the Vector Engine is the bottleneck: one instruction costs less than two, though it starts later
         span = CHUNK
     for start in range(0, CHUNK, span):
         max_R1 = nl.ndarray((rows, 1), dtype=nl.float32)
@@ -59,7 +59,7 @@ def mask(chunk):
 
 
 def update_neg_max(neg_max_R1, maxima, scale):
-    """-max / sqrt(D) of a row after a chunk with these maxima, from the one before it or None: fp32 (R, 1)."""
+    """-max / sqrt(D) of each row after a chunk with these maxima: fp32 (R, 1); `neg_max_R1` is the previous or None."""
     if absent(neg_max_R1) and len(maxima) > 1:
         # one instruction on the critical path of a short cache instead of two
         updated_R1 = nl.ndarray(maxima[0].shape, dtype=nl.float32)

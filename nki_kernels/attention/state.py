@@ -29,7 +29,7 @@ class Pack(nl.NKIObject):
         self.count = count
         # plan: transposed queries (D, R)
         self.q_DR = None
-        # load_keys: the first and the last position that a row may see, fp32 (R, 1)
+        # load_keys: the first and the last position that a row attends, fp32 (R, 1)
         self.zero_R1 = None
         self.limit_R1 = None
         # exponentials: -max / sqrt(D) so far, fp32 (R, 1)
@@ -42,7 +42,7 @@ class Pack(nl.NKIObject):
 
 
 class Chunk(nl.NKIObject):
-    """1024 positions of a pack's groups, and the fields that pass from stage to stage."""
+    """1024 positions of a pack's groups, and what one stage leaves for the next."""
 
     def __init__(self, pack, index, length):
         self.pack = pack

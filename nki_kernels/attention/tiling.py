@@ -1,4 +1,4 @@
-"""The tiling of decode attention: groups of rows, packs of groups, and the small operands that follow from positions.
+"""The tiling of verification and decode attention: groups of rows, packs of groups, the rows' limits.
 
 The (H / G) * N rows of one (sequence, kv head) group are adjacent; a pack of groups fills the partitions. R are the
 rows of a pack.
@@ -28,7 +28,7 @@ class Tiling(nl.NKIObject):
 
 
 def tiling(shape, kv_heads, length):
-    """Integer dims of queries (B, H, N, D); the groups of one pack are whole sequences or lie within one."""
+    """Integer dims of queries (B, H, N, D); the groups of one pack are full sequences or lie within one."""
     batch, heads, candidates, dim = shape
     rows, groups = heads // kv_heads * candidates, batch * kv_heads
     largest = min(P // rows, BANK // dim)
@@ -43,7 +43,7 @@ def tiling(shape, kv_heads, length):
 
 
 def groups_of_core(t):
-    """This core's groups, first and last: of two cores about half each, in whole sequences if there are several."""
+    """This core's groups, first and last: all, or about half, in full sequences if there is more than one."""
     unit = 1
     if t.groups > t.kv_heads:
         unit = t.kv_heads
@@ -76,7 +76,7 @@ def load_per_row(table, t, pack, each_row):
 
 
 def row_limits(positions_BN, limit_B1, t, pack):
-    """The last position that each row may see, fp32 (R, 1): its own, or the sequence's limit."""
+    """The last position that each row attends, fp32 (R, 1): its own, or the sequence's limit."""
     limit_R1 = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
     if absent(limit_B1):
         nisa.tensor_copy(dst=limit_R1, src=load_per_row(positions_BN, t, pack, True))

@@ -4,10 +4,10 @@ out[r] = sum_s exp(q[r].k[s] / sqrt(D) - m) v[s] / sum_s exp(q[r].k[s] / sqrt(D)
 
 B sequences, H query and G kv heads, N new rows, D 64 or 128, S positions. Row n of sequence b is at positions[b, n] and
 is written there first. Its limit is its own position; with `limit` (block drafts) it is limit[b, 0] for every row of
-the sequence. Keys come in chunks of 1024, aligned to absolute position, with the running max m of the row, and are
-rescaled and added in ascending order; in a chunk partition p has keys 8p to 8p + 7, and its eight key tiles accumulate
-in order. A masked key adds exact zeros, so that a row's bits depend on its limit and cache only: not on N, its index,
-other rows, the order of pages, the number of cores, or the calls that wrote the prefix.
+the sequence. Keys are processed in chunks of 1024, aligned to absolute position; m is the row's running max, and chunks
+are rescaled and added in ascending order. In a chunk partition p has keys 8p to 8p + 7, and its eight key tiles
+accumulate in order. A masked key adds exact zeros, so a row's bits depend only on its limit and cache: not on N, its
+index, other rows, the order of pages, the number of cores, or the calls that wrote the prefix.
 
 Layouts: q (B, H, N, D), new keys and values (B, G, N, D), pools (pages, G, 128, D), positions (B, N), block_table
 (B, S / 128) and limit (B, 1) int32; out (B, H, N, D).
@@ -29,12 +29,12 @@ from nki_kernels.limits import CANDIDATES
 
 @nki.jit
 def verify_attention_kernel(q, k_new, v_new, k_pages, v_pages, positions, block_table, limit=None):
-    """out in q's dtype; the pools change in place, and rows without a page go to a spare one."""
+    """Return out in q's dtype; the pools change in place, and rows without a page go to a spare page."""
     t = tiling(q.shape, k_pages.shape[1], block_table.shape[1] * PAGE)
     out = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     first, last = groups_of_core(t)
     if first < last:
-        # of one sequence two cores share the heads
+        # the cores split the kv heads of a single sequence
         sequences, heads, count = (first // t.kv_heads, -(-last // t.kv_heads)), (0, t.kv_heads), t.candidates
         if t.groups == t.kv_heads:
             heads = (first, last)

@@ -4,7 +4,7 @@ out[r] = concat_h softmax(q_h[r] K^T / sqrt(D)) V  Wo,  [v k q][r] = n[r] W,  n[
 q and k are normalized per head over D, then rotated by their position; k and v are written to the cache first
 
 B sequences of N rows, R = B * N <= 128, E hidden, H query and G kv heads of D = 128, S positions. Row n of sequence b
-is at positions[b, 0] + n and sees the positions up to its own. out is the rank's partial sum, which the graph
+is at positions[b, 0] + n and attends positions up to its own. out is the rank's partial sum, which the graph
 all-reduces and adds to x. A row's bits depend on its position and cache only; they agree with verify_attention's within
 rounding.
 
@@ -44,7 +44,7 @@ from nki_kernels.tiles import P, preload_act_table
 
 
 class Sequences(nl.NKIObject):
-    """The sequences of a launch, the same in every layer: the core split, and the pages of those this core attends."""
+    """What the layers of a launch share: the core split, and the plan of the sequences that this core attends."""
 
     def __init__(self, qkv, out, pool, positions_BN, block_table_BL):
         batch, candidates = positions_BN.shape
@@ -55,19 +55,19 @@ class Sequences(nl.NKIObject):
         # rows whose heads this core computes
         self.first_row = self.split.projected[0] * candidates
         self.rows = self.split.projected[1] * candidates - self.first_row
-        # of a core that attends sequences
+        # None on a core that attends no sequence
         self.plan = None
         if self.split.count > 0:
             self.plan = AttentionPlan(self.shape, pool, positions_BN, block_table_BL, self.split.attended)
 
     def packed(self, qkv, out, layer):
-        """The weights of a layer with this core's blocks."""
+        """A layer's packed QKV and output weights with this core's blocks."""
         qkv_weight = PackedWeight(f"qkv {layer}", qkv, self.split.qkv_blocks(qkv), row_splits(qkv.shape[1]))
         return qkv_weight, PackedWeight(f"out {layer}", out, self.split.out_blocks(out))
 
 
 class AttentionHalf(nl.NKIObject):
-    """A layer's attention on this core; weights are packed QKV and output, norms those of keys and queries (1, D)."""
+    """A layer's attention on this core; weights are packed QKV and output, norms_1D the k and q norms (1, D)."""
 
     def __init__(self, sequences, weights, norms_1D, pools, rotary):
         self.qkv = weights[0]
@@ -76,7 +76,7 @@ class AttentionHalf(nl.NKIObject):
         self.exchange = CoreExchange(sequences.split, sequences.shape, sequences.kv_heads, weights[0].tensor.dtype)
         self.k_norm = HeadNorm(norms_1D[0], rotary)
         self.q_norm = HeadNorm(norms_1D[1], rotary)
-        # of a core that attends sequences
+        # None on a core that attends no sequence
         self.kv = None
         self.attends = sequences.split.count > 0
         if self.attends:
@@ -93,10 +93,10 @@ class AttentionHalf(nl.NKIObject):
             self.kv.transpose_keys(self.kv.issued)
 
     def attend_and_project(self, out_RE, rows, qkv_stream, out_stream):
-        """Store this core's part of the output for RMSNormRows; the streams may be one."""
+        """Store this core's part of the output for RMSNormRows; both streams may be the same one."""
         exchange, kv = self.exchange, self.kv
         if self.attends:
-            # its bank of PSUM is free again before those of the projection are
+            # before the projection, whose PSUM banks it would wait for
             begin_pack(kv.chunks[0])
         self.project_heads(rows, qkv_stream)
         if self.attends:
@@ -116,13 +116,13 @@ class AttentionHalf(nl.NKIObject):
             project(out_RE[first : first + exchange.rows, :], out_stream, self.out, attended_DHR)
 
     def last_11(self):
-        """An element of attention's result, (1, 1), or None on a core without output rows."""
+        """An element of the attention output (1, 1), for a data dependence; None on a core without output rows."""
         if self.exchange.rows == 0:
             return None
         return self.exchange.attended_DHR[0:1, 0, 0:1]
 
     def project_heads(self, rows, stream):
-        """This core's blocks of heads: values times 1 / rms; keys and queries, normalized and rotated."""
+        """Compute this core's blocks of heads: v times 1 / rms; k and q, normalized and rotated."""
         dim, heads, batch, candidates = self.exchange.heads_DHBN.shape
         heads_DHR = self.exchange.heads_DHBN.reshape((dim, heads, batch * candidates))
         kv_heads, width = self.exchange.kv_heads, self.qkv.columns // dim
@@ -142,7 +142,7 @@ class AttentionHalf(nl.NKIObject):
                 norm_and_rotate(normed, spans, self.rotary, rows.eps_scaled())
 
     def spans(self, first, last, heads_DHR):
-        """The keys and the queries among the heads `first` to `last`."""
+        """The spans of norm_and_rotate for the heads `first` to `last`: k heads, q heads."""
         middle, spans = 2 * self.exchange.kv_heads, []
         if first < middle:
             stop = min(last, middle)
@@ -157,7 +157,7 @@ class AttentionHalf(nl.NKIObject):
 def decode_attention_kernel(
     x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
 ):
-    """out in x's dtype; the pools change in place."""
+    """Return out in x's dtype; the pools change in place."""
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     sequences = Sequences(qkv, out_weight, k_pages, positions, block_table)
     if sequences.rows > 0:

@@ -1,4 +1,4 @@
-"""The core split (LNC 2) of decode attention: who computes which heads and which rows of the output, and exchanges.
+"""The core split (LNC 2) of decode attention: which core computes which heads and output rows, and the exchanges.
 
 Each core attends half of the sequences. QKV and output projection are replicated below MIN_BYTES_TO_SPLIT and split by
 blocks of columns above, with one SBUF exchange each; no partial sums are added.
@@ -62,18 +62,18 @@ def is_split(tensor):
     return this_core()[1] == 2 and tensor.shape[0] % 2 == 0 and weight_bytes(tensor) > MIN_BYTES_TO_SPLIT
 
 
-def exchange(src, dst, pipe, way):
+def exchange(src, dst, pipe, dma_engine):
     """Send a tile in SBUF to the other core, and receive the other core's."""
     peer = 1 - nl.program_id(0)
-    nisa.sendrecv(src=src, dst=dst, send_to_rank=peer, recv_from_rank=peer, pipe_id=pipe, dma_engine=way)
+    nisa.sendrecv(src=src, dst=dst, send_to_rank=peer, recv_from_rank=peer, pipe_id=pipe, dma_engine=dma_engine)
 
 
 def exchange_halves(halves_DHC, pipe):
     """Send this core's half of a tile (D, 2, C) to the other core, and receive the other half."""
-    core, way = nl.program_id(0), nisa.dma_engine.dma
+    core, dma_engine = nl.program_id(0), nisa.dma_engine.dma
     if halves_DHC.shape[2] <= MAX_GPSIMD_DMA_ELEMENTS:
-        way = nisa.dma_engine.gpsimd_dma
-    exchange(halves_DHC[:, core, :], halves_DHC[:, 1 - core, :], pipe, way)
+        dma_engine = nisa.dma_engine.gpsimd_dma
+    exchange(halves_DHC[:, core, :], halves_DHC[:, 1 - core, :], pipe, dma_engine)
 
 
 class CoreExchange(nl.NKIObject):
@@ -90,7 +90,7 @@ class CoreExchange(nl.NKIObject):
         self.q_heads_per_kv = heads // kv_heads
         self.heads_DHBN = nl.ndarray((dim, 2 * kv_heads + heads, projected, candidates), dtype=dtype)
         self.rows = split.count * candidates
-        # with a split output, each core's attention output (D, 2, H, R): the first core has the most rows
+        # with a split output, each core's attention output (D, 2, H, R): the first core has as many rows or more
         self.gathered_DCHR = None
         if split.splits_output:
             self.rows = batch * candidates
@@ -133,10 +133,10 @@ class CoreExchange(nl.NKIObject):
     def gather_attended(self):
         """The attention output of the rows whose projection this core computes."""
         if self.split.splits_output:
-            dim, _, heads, most = self.gathered_DCHR.shape
-            exchange_halves(self.gathered_DCHR.reshape((dim, 2, heads * most)), ATTENDED_PIPE)
+            dim, _, heads, per_core = self.gathered_DCHR.shape
+            exchange_halves(self.gathered_DCHR.reshape((dim, 2, heads * per_core)), ATTENDED_PIPE)
             for core in range(2):
-                first, last = core * most, min(self.rows, (core + 1) * most)
+                first, last = core * per_core, min(self.rows, (core + 1) * per_core)
                 if first < last:
                     target, source = self.attended_DHR[:, :, first:last], self.gathered_DCHR[:, core, :, :]
                     nisa.tensor_copy(dst=target, src=source[:, :, 0 : last - first])

@@ -30,7 +30,7 @@ from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm
 from nki_kernels.layer.weight_stream import WeightStream
 from nki_kernels.tiles import absent, preload_act_table, this_core
 
-# bytes per partition of a weight tile: rows, sums and keys, which are waited for, are transferred between them
+# bytes per partition of a weight tile: short, so that rows, sums and keys, which engines wait for, are loaded soon
 SHORT_BYTES = 2048
 # K prefetch for the next layer during this layer's MLP: at most KEYS_AHEAD_BYTES per partition and 1/KEYS_SHARE of the
 # MLP's weight bytes, so prefetch ends before the down projection does
@@ -38,7 +38,7 @@ KEYS_AHEAD_BYTES, KEYS_SHARE = 32768, 3
 
 
 class LayerOperands(nl.NKIObject):
-    """One layer's tensors, from the tuple that the kernel gets, and this core's part of its weights."""
+    """One layer's tensors, from the kernel's operand, and this core's part of its weights."""
 
     def __init__(self, tensors, sequences, layer):
         self.gamma = tensors[0]
@@ -64,7 +64,7 @@ class LayerOperands(nl.NKIObject):
         self.mlp_gamma_PT = load_gamma(self.mlp_gamma, dtype)
 
     def prefetch_attention(self, sequences, rotary, ahead):
-        """The attention half, its first keys issued, `ahead` bytes per partition; None on a core without heads."""
+        """The attention half; issues its first keys, `ahead` bytes per partition. None on a core without heads."""
         if sequences.rows == 0:
             return None
         half = AttentionHalf(sequences, self.weights, self.norms_1D, self.pools, rotary)
@@ -79,7 +79,7 @@ def alloc_partial(x):
 
 
 def all_reduce_partials(part_RE, groups):
-    """The ranks' partial sums added; all of this rank's cores have stored theirs before, and may load it after."""
+    """The sum of the ranks' partials; a barrier orders it after the stores of this rank's cores."""
     if this_core()[1] == 2:
         nisa.core_barrier(data=part_RE, cores=(0, 1))
     if absent(groups):
@@ -91,7 +91,7 @@ def all_reduce_partials(part_RE, groups):
 
 @nki.jit
 def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, eps=1e-6):
-    """The residual (R, E) after L layers, in x's dtype; the pools change in place."""
+    """Return the residual (R, E) after L layers, in x's dtype; the pools change in place."""
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     sequences = Sequences(layers[0][3], layers[0][4], layers[0][8], positions, block_table)
     operands, queue, count = [], [], len(layers)

@@ -25,7 +25,7 @@ class OnlineSoftmax(nl.NKIObject):
     """The state of a pack of R rows from chunk to chunk."""
 
     def __init__(self, limit_PR):
-        # the last position that a row may see, on all partitions: fp32 (128, R)
+        # the last position that a row attends, on all partitions: fp32 (128, R)
         self.limit_PR = limit_PR
         # -max so far: on the rows' partitions (R, 1), and on all (128, R)
         self.neg_max_R1 = None
@@ -41,7 +41,7 @@ def begin_pack(chunk):
 
 
 def begin(chunk, softmax):
-    """Set which keys a chunk's rows may see; `softmax` is that of the chunk before it."""
+    """Compute a chunk's mask; `softmax` is the state of its pack after the previous chunk."""
     if chunk.index > 0:
         chunk.softmax = softmax
     elif absent(chunk.softmax):
@@ -50,7 +50,7 @@ def begin(chunk, softmax):
 
 
 def attend(kv, queries, attended_DHBN):
-    """All chunks, the first of which has begun; values are multiplied after the next chunk's scores.
+    """Run all chunks (`begin` has run on the first); values are multiplied after the next chunk's scores.
 
     queries are transposed, (D, H / G, N) per group of this core.
     """
@@ -105,7 +105,7 @@ def scores(chunk, kv, queries):
 
 
 def visible(chunk, limit_PR):
-    """Whether a row may see a key: uint8 (128, RUN, R)."""
+    """Whether a row attends a key: uint8 (128, RUN, R)."""
     shape = (P, RUN, limit_PR.shape[1])
     position_PJ1, visible_PJR = nl.ndarray((P, RUN, 1), dtype=nl.float32), nl.ndarray(shape, dtype=nl.uint8)
     pattern = [[HALF_RUN * P, HALVES], [1, HALF_RUN]]
@@ -182,7 +182,7 @@ def multiply(chunk, kv, attended_DHBN):
 
 
 def rescale_and_add(so_far_PR, part_psum_PR, rescale_PR):
-    """A running sum after one more chunk."""
+    """A running sum after one more chunk: so_far * rescale + part."""
     if absent(so_far_PR):
         return copy_to_sbuf(part_psum_PR)
     sum_PR = nl.ndarray(part_psum_PR.shape, dtype=nl.float32)
@@ -192,7 +192,7 @@ def rescale_and_add(so_far_PR, part_psum_PR, rescale_PR):
 
 
 def normalize(attended_DHBN, values_DR, inverse_PR, which, t):
-    """The result of one group, (its number on this core, its index in the pack), at its heads' place."""
+    """Store the output of one group, `which` = (number on this core, index in the pack), at its heads."""
     heads = t.queries // t.candidates
     sequence, head = which[0] // t.kv_heads, which[0] % t.kv_heads * heads
     group = slice(which[1] * t.queries, (which[1] + 1) * t.queries)

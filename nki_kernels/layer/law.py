@@ -1,6 +1,6 @@
-"""The laws of a decoder layer's halves: plain numpy in fp64, no `nki`.
+"""The laws of a decoder layer's halves: NumPy in fp64, no `nki`.
 
-Dimension key: B sequences, N candidate rows, R = B N rows, E hidden, I inner, H query and G kv heads of D, S positions.
+Dimension key: B sequences of N new rows, R = B N, E hidden, I intermediate, H query and G kv heads of D, S positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A layer's paged keys and values as kv_stationary_attention reads them: prefetched, transposed, overlaid, appended.
 
-New keys replace stale columns on chip, so that keys are gathered before there are new ones; new values are scattered
-before any are gathered. R rows of a pack, N new rows per sequence.
+New keys replace stale columns on chip, so the gather of keys does not wait for the projection. New values are scattered
+before values are gathered. R rows of a pack, N new rows per sequence.
 """
 
 import nki.isa as nisa
@@ -69,7 +69,7 @@ class ChunkInFlight(nl.NKIObject):
         self.keys_DGW = None
         # prefetch_values: (128, HALF_RUN, D), two per group
         self.values = []
-        # begin: the pack's softmax, and which keys a row may see: uint8 (128, RUN, R)
+        # begin: the pack's softmax, and the mask: uint8 (128, RUN, R)
         self.softmax = None
         self.visible_PJR = None
         # exponentials: weights (128, RUN, R), their sums by partition and the rescale factor, fp32 (128, R)
@@ -118,7 +118,7 @@ class LayerKV(nl.NKIObject):
             self.transposed = self.transposed + 1
 
     def set_new_keys(self, new, new_DGBN):
-        """Take the transposed new keys in SBUF: by group, and all of them (D, G, B, N)."""
+        """Set the transposed new keys in SBUF: a list by group, and all of them (D, G, B, N)."""
         self.new = new
         self.new_RGD = rows_of_heads(new_DGBN)
 
@@ -142,6 +142,6 @@ class LayerKV(nl.NKIObject):
                 chunk.values.append(values_PJD)
 
     def append(self, pool, new_RGD):
-        """Scatter new rows: values before any are gathered, keys once the gathers of all stale ones are issued."""
+        """Scatter new rows (R, G, D): values before their first gather, keys after the last gather of stale ones."""
         for head in range(self.t.kv_heads):
             scatter(pool, head, new_RGD[:, head, :], self.plan.rows_R1)

@@ -6,9 +6,9 @@ R <= 128 rows, E hidden, I intermediate of this rank. out is the rank's partial 
 adds to x. Sums are fp32; the rows gamma * x, the products silu(g) u and out are rounded to x's dtype. A row's bits do
 not depend on R, its index or the number of cores.
 
-Layouts: x and out (R, E), gamma (E,), gate_up (blocks, E, 2 C) of pack_gate_up, down (blocks, I, C) of pack. Two cores
-each take half of the blocks of gate and up, exchange each block of silu(g) u, and take half of the output columns: no
-partial sums are added. Below the break-even size core 0 computes the whole MLP and core 1 idles.
+Layouts: x and out (R, E), gamma (E,), gate_up (blocks, E, 2 C) of pack_gate_up, down (blocks, I, C) of pack. Each of
+two cores computes half of the blocks of gate and up, exchanges each block of silu(g) u, and computes half of the output
+columns: no partial sums are added. Below the break-even size core 0 computes the full MLP and core 1 idles.
 Cost: all weights once (roofline.decode_mlp). Design: docs/kernels.md. Launched by steps for layers that are not part of
 a decode_layers launch, and for the MLP of block drafts.
 """
@@ -63,9 +63,9 @@ class MLPHalf(nl.NKIObject):
         self.down = PackedWeight(f"down {layer}", down, blocks[1])
         self.is_idle = blocks[0][0] == blocks[0][1]
 
-    def tiles(self, most=TILE_BYTES):
+    def tiles(self, max_bytes=TILE_BYTES):
         """This core's weight tiles in the order of use; with two cores the peer waits for the last block."""
-        return self.gate_up.tiles(self.is_split, most) + self.down.tiles(True, most)
+        return self.gate_up.tiles(self.is_split, max_bytes) + self.down.tiles(True, max_bytes)
 
     def bytes_per_partition(self):
         """Weight bytes per partition on a core that computes this MLP."""
@@ -95,7 +95,7 @@ class MLPHalf(nl.NKIObject):
 
 @nki.jit
 def decode_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
-    """out in x's dtype."""
+    """Return out in x's dtype."""
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     half = MLPHalf(gate_up, down)
     if not half.is_idle:

@@ -1,7 +1,7 @@
-"""Packing weights on the host, once: from a checkpoint's (out, in) to the blocks that stream_weights reads.
+"""Packing weights on the host, once: from a checkpoint's (out, in) to the blocks that weight_stream.py reads.
 
 A packed weight is (blocks, in, C), block b being C of the output features for all inputs. The number of blocks is
-even, so that two cores share them. Works on numpy arrays and torch tensors; the result is of the same kind.
+even, so that two cores share them. Works on NumPy arrays and torch tensors; the result is of the same kind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 BANK = 512
 
 
-def block_width(features: int, most: int = BANK) -> int:
-    """The widest block of at most `most` features of which an even number makes `features`.
+def block_width(features: int, max_width: int = BANK) -> int:
+    """The largest width up to `max_width` for which an even number of blocks has all features.
 
     Raises:
         ValueError: `features` is odd.
@@ -26,7 +26,7 @@ def block_width(features: int, most: int = BANK) -> int:
             f"{features} features have no two equal halves, an even number is needed: choose a different tp"
         )
     count = 2
-    while features % count or features // count > most:
+    while features % count or features // count > max_width:
         count += 2
     return features // count
 
@@ -66,7 +66,7 @@ def _contiguous(array: Any) -> Any:
 
 
 def pack_qkv(q: Any, k: Any, v: Any, dim: int) -> Any:
-    """Three (heads * D, in) weights as (blocks, in, C): heads in the order v, k, q, whole heads in a block."""
+    """Three (heads * D, in) weights as (blocks, in, C): heads in the order v, k, q, full heads in a block."""
     features, depth = q.shape[0] + 2 * k.shape[0], q.shape[1]
     heads = features // dim
     width = max([n for n in range(1, max(1, BANK // dim) + 1) if heads % (2 * n) == 0], default=1)

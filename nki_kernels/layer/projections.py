@@ -1,4 +1,4 @@
-"""The projections whose results leave a fused decode kernel: output and down, several blocks of columns at once.
+"""The output projections of a layer's halves, out and down: several blocks of columns at once.
 
 Up to 32 or 64 rows fill a quarter or a half of the PE columns; the other columns multiply the same rows with other
 blocks, so that four or two blocks share a PSUM bank and its copy. Up to FEW_ROWS rows keep the weights stationary.
@@ -10,8 +10,8 @@ import nki.language as nl
 from nki_kernels.layer.weight_stream import RowStationary, WeightStationary, accumulate, next_block
 from nki_kernels.tiles import P, dma_static
 
-# up to this many rows are stored directly from the transposed layout; of them, a block of up to SHALLOW K tiles is
-# multiplied group by group: one PSUM tensor and one copy instead of four, and little is left to do when it has arrived
+# up to FEW_ROWS rows are stored directly from the transposed layout; a block of up to SHALLOW K tiles is multiplied
+# group by group: one PSUM tensor and one copy instead of four, and little work is left when its last tile arrives
 FEW_ROWS, SHALLOW = 8, 4
 
 
@@ -30,7 +30,7 @@ def project(out_RE, stream, weight, x_PTR):
     part, blocks = x_PTR.shape[2], weight.blocks
     if part <= FEW_ROWS:
         for block in range(blocks[0], blocks[1]):
-            # the least number of equal groups of at most 128 columns
+            # the smallest number of equal groups of at most 128 columns
             groups = -(-weight.columns // P)
             while weight.columns % groups:
                 groups = groups + 1

@@ -1,17 +1,16 @@
-"""A prompt's products with the packed weights that decode streams, for any number of rows; nothing is unpacked.
+"""Prefill's products with the packed weights of decode, for any number of rows.
 
 prompt_mlp: out[r] = (silu(n[r] Wg) * (n[r] Wu)) Wd,  n[r] = gamma * x[r] / sqrt(mean_e x[r, e]^2 + eps)
 prompt_product: out[r] = x[r] W
 
-C rows, E hidden, I intermediate, K inputs of W. Row tiles of 128 are stationary; up to GROUP tiles share each pass over
-the weights, at most 512 columns of which move. K tiles accumulate as in weight_stream.py, and norm and SwiGLU are
-decode_mlp's, so that a row's bits are decode's: they do not depend on C, the row's index, other rows or the number of
-cores.
+C rows, E hidden, I intermediate, K inputs of W. Row tiles of 128 are stationary, and up to 512 columns of weights
+move; up to GROUP row tiles share each pass over the weights. K tiles accumulate as in weight_stream.py, and norm and
+SwiGLU are decode_mlp's, so a row's bits are decode's: they do not depend on C, the row's index, other rows or cores.
 
 Layouts: x (C, E) or (C, K), gamma (E,), gate_up (blocks, E, 2 W) of pack_gate_up, down (blocks, I, W) of pack; weight
-(blocks, K, W) of pack, pack_qkv, pack_out or pack_head, K a multiple of 128, of which prompt_product takes the `first`
-blocks, or all. Two cores take half of the row tiles each; of a product of one row tile, half of the blocks.
-Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/kernels.md. Launched by the graph of every prompt,
+(blocks, K, W) of pack, pack_qkv, pack_out or pack_head, K a multiple of 128; prompt_product multiplies its `first`
+blocks, or all for 0. Each of two cores computes half of the row tiles, or half of the blocks for a single row tile.
+Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/kernels.md. Launched by every prefill graph,
 and prompt_product for the projections of block drafts and the head of every pass.
 """
 
@@ -37,7 +36,7 @@ from nki_kernels.tiles import P, absent, core_slice, dma_static, itemsize, prelo
 # row tiles per weight pass: min(GROUP, what fits TRANSPOSED_BYTES, what fits GROUP_BYTES together with the MLP's
 # intermediate rows), at least 1
 GROUP, TRANSPOSED_BYTES, GROUP_BYTES = 4, 40960, 98304
-# K tiles of a block that SBUF holds as a whole; a deeper one is used tile by tile
+# up to this many K tiles SBUF holds a full block; a deeper block is used tile by tile
 DEEP = 40
 
 
@@ -91,17 +90,17 @@ class RowTile(nl.NKIObject):
         self.squares_PR = squares_PR
 
 
-def groups_of(x, gamma_PT, first_size, inner, mine):
-    """Row tiles mine[0] to mine[1]: `first_size` in the first group, as many as fit in the others, an empty last group.
+def groups_of(x, gamma_PT, first_size, inner, span):
+    """Row tiles span[0] to span[1]: `first_size` in the first group, as many as fit in the others, an empty last group.
 
-    A core without tiles has the empty one only. `inner` are the elements of an intermediate row, which SBUF holds
-    twice: as rows and transposed.
+    A core without tiles has only the empty one. `inner` is I, or 0: SBUF holds an intermediate row twice, as a row and
+    transposed.
     """
     count, groups, size = x.shape[0], [], itemsize(x.dtype)
-    transposed, whole = x.shape[1] * size, (x.shape[1] + 2 * inner) * size
-    most = max(1, min(GROUP, TRANSPOSED_BYTES // transposed, GROUP_BYTES // whole))
-    for i in range(mine[0], mine[1]):
-        if i == mine[0] or i == mine[0] + first_size or len(groups[len(groups) - 1]) == most:
+    row_bytes, row_bytes_with_inner = x.shape[1] * size, (x.shape[1] + 2 * inner) * size
+    limit = max(1, min(GROUP, TRANSPOSED_BYTES // row_bytes, GROUP_BYTES // row_bytes_with_inner))
+    for i in range(span[0], span[1]):
+        if i == span[0] or i == span[0] + first_size or len(groups[len(groups) - 1]) == limit:
             groups.append([])
         groups[len(groups) - 1].append(RowTile(x, i * P, min(i * P + P, count), gamma_PT))
     groups.append([])
@@ -109,7 +108,7 @@ def groups_of(x, gamma_PT, first_size, inner, mine):
 
 
 def stream_for(groups, weights):
-    """All tiles of each weight, one weight after the other, once for each group of row tiles."""
+    """The stream of all tiles of each weight, one weight after the other, once for each group of row tiles."""
     queue = []
     for _ in range(len(groups) - 1):
         for weight in weights:
@@ -118,7 +117,7 @@ def stream_for(groups, weights):
 
 
 def begin(groups, g, stream):
-    """Issue the first weights of a group and the first rows of the next one; load the very first group."""
+    """Issue the first weights of a group and the first rows of the next group; load and transpose group 0."""
     if g == 0:
         for tile in groups[0]:
             tile.prefetch()
@@ -165,11 +164,11 @@ def project_tiles(out_CE, stream, weight, x, tiles, following):
 
 @nki.jit
 def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
-    """out (C, E) in x's dtype."""
+    """Return out (C, E) in x's dtype."""
     count, hidden = x.shape
     width, inner = gate_up.shape[2] // 2, down.shape[1]
     out_CE = nl.ndarray((count, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    # rows take long to prepare: a first group of one tile lets the products begin
+    # a first group of one tile: matmuls begin before more rows are loaded and transposed
     groups = groups_of(x, load_gamma(gamma, x.dtype), 1, inner, core_slice(-(-count // P)))
     preload_act_table(nl.silu)
     both = PackedWeight("gate_up", gate_up, (0, gate_up.shape[0]), row_splits(hidden))
@@ -194,17 +193,17 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
 
 @nki.jit
 def prompt_product_kernel(x, weight, first=0):
-    """out (C, blocks * W) in x's dtype."""
+    """Return out (C, blocks * W) in x's dtype."""
     blocks, _, columns = weight.shape
     if first > 0:
         blocks = first
     out_CE = nl.ndarray((x.shape[0], blocks * columns), dtype=x.dtype, buffer=nl.shared_hbm)
     tiles = -(-x.shape[0] // P)
-    mine, shared = core_slice(tiles), (0, blocks)
+    row_span, block_span = core_slice(tiles), (0, blocks)
     if tiles == 1:
-        mine, shared = (0, 1), core_slice(blocks)
-    groups = groups_of(x, None, GROUP, 0, mine)
-    packed = PackedWeight("weight", weight, shared, row_splits(x.shape[1]))
+        row_span, block_span = (0, 1), core_slice(blocks)
+    groups = groups_of(x, None, GROUP, 0, row_span)
+    packed = PackedWeight("weight", weight, block_span, row_splits(x.shape[1]))
     stream = stream_for(groups, (packed,))
     for g in range(len(groups) - 1):
         begin(groups, g, stream)
@@ -216,12 +215,12 @@ def prompt_product_kernel(x, weight, first=0):
 
 
 def check_depth(x):
-    """x is (C, K), K a multiple of 128 of which SBUF holds transposed rows."""
+    """Refuse x unless it is (C, K), K a multiple of 128 for which SBUF holds transposed rows."""
     rows, depth = check_rank("x", x, "C, K")
-    most = PROMPT_DEPTH[dtype_of(x) == "float32"]
+    limit = PROMPT_DEPTH[dtype_of(x) == "float32"]
     refuse(
-        not rows or depth % P > 0 or not P <= depth <= most,
-        f"x is {x.dtype} {tuple(x.shape)}, (C, K) with K a multiple of {P} up to {most} is needed: use the reference "
+        not rows or depth % P > 0 or not P <= depth <= limit,
+        f"x is {x.dtype} {tuple(x.shape)}, (C, K) with K a multiple of {P} up to {limit} is needed: use the reference "
         "for this model",
     )
 
@@ -230,8 +229,8 @@ def check_prompt_mlp(x, gamma, gate_up, down, eps=1e-6):
     """Refuse operands that prompt_mlp_kernel cannot serve."""
     check_depth(x)
     check_mlp(x, gamma, gate_up, down)
-    inner, most = down.shape[1], PROMPT_INNER[dtype_of(x) == "float32"]
-    refuse(inner > most, f"an intermediate row has {inner} elements of {x.dtype}, up to {most} are served: raise tp")
+    inner, limit = down.shape[1], PROMPT_INNER[dtype_of(x) == "float32"]
+    refuse(inner > limit, f"an intermediate row has {inner} elements of {x.dtype}, up to {limit} are served: raise tp")
 
 
 def check_prompt_product(x, weight, first=0):

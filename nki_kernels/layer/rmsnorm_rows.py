@@ -1,7 +1,7 @@
-"""The rows that a fused decode kernel works on: loading them transposed, the residual, and their RMSNorm.
+"""The rows of a fused decode kernel: transposed loads, the residual, RMSNorm.
 
-norm(x)[e] = gamma[e] x[e] / sqrt(mean_e x[e]^2 + eps). The products that follow are linear, so gamma multiplies the
-transposed rows and the reciprocal root, one number per row, the results: it is off the path of the first product.
+norm(x)[e] = gamma[e] x[e] / sqrt(mean_e x[e]^2 + eps). The products that follow are linear: gamma multiplies the
+transposed rows, and 1 / rms, one number per row, the results, so that no matmul waits for it.
 """
 
 import nki.isa as nisa
@@ -17,7 +17,7 @@ FEW_ROWS = 16
 
 
 def row_splits(hidden):
-    """Into how many sections E is cut before each section is laid out over the partitions."""
+    """The number of sections of E; each section is laid out over all partitions."""
     if hidden >= LONG_ROW and hidden % (ROW_SPLIT * P) == 0:
         return ROW_SPLIT
     return 1
@@ -45,7 +45,7 @@ class ResidualRows(nl.NKIObject):
             self.tiles.append(tile)
 
     def in_hbm(self, x, first, tile):
-        """The elements of x of a tile whose first row is number `first` of these."""
+        """The elements of x of the tile whose first row is row `start` + `first`."""
         offset, tiles = (self.start + first) * self.hidden, self.hidden // P
         if len(tile.shape) == 3:
             return x.ap([[tiles, P], [self.hidden, self.rows], [1, tiles]], offset=offset)
@@ -63,13 +63,13 @@ class ResidualRows(nl.NKIObject):
         return x_PRT
 
     def add(self, x):
-        """Add the same rows of a different x."""
+        """Add the same rows of another tensor."""
         others = ResidualRows(x, self.start, self.rows)
         for i in range(len(self.tiles)):
             nisa.tensor_tensor(dst=self.tiles[i], data1=self.tiles[i], data2=others.tiles[i], op=nl.add)
 
     def store(self, x):
-        """Store the rows to their places in x."""
+        """Store the rows to x."""
         for i in range(len(self.tiles)):
             dma_static(self.in_hbm(x, i * P // ROW_SPLIT, self.tiles[i]), self.tiles[i])
 
@@ -180,7 +180,7 @@ def rmsnorm(x_PRT, gamma_PT, eps):
 
 
 def inverse_root(total, scale, eps):
-    """1 / sqrt(total * scale + eps), fp32: on GpSimd, which needs no table and is the more precise one."""
+    """1 / sqrt(total * scale + eps), fp32: on GpSimd, which needs no activation table and is more precise."""
     mean, inverse = nl.ndarray(total.shape, dtype=nl.float32), nl.ndarray(total.shape, dtype=nl.float32)
     nisa.tensor_scalar(dst=mean, data=total, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=eps)
     nisa.tensor_scalar(dst=inverse, data=mean, op0=nl.rsqrt, operand0=None, engine=nisa.engine.gpsimd)

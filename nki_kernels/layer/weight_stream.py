@@ -1,10 +1,9 @@
-"""Packed weights stream through SBUF past a few rows: y = x W for up to 128 rows.
+"""Products with packed weights that are streamed through SBUF: y = x W for up to 128 rows.
 
 A packed weight is (blocks, K, C): block b has columns b * C to b * C + C - 1 of W (K, blocks * C). With T = K // 128,
 partition p has rows p * T to p * T + T - 1 of a block, which are adjacent in HBM, so that a transfer moves long rows; K
-tiles of 128 accumulate in ascending order and then the last K % 128 rows. A K that is cut into sections is laid out so
-in each section, one section after the other. A product's bits depend on its row and on this order only, not on the
-number of rows or the row's index.
+tiles of 128 accumulate in ascending order and then the last K % 128 rows. If K has sections, each has this layout,
+one after the other. A product's bits depend on its row and this order, not on the number of rows or the row's index.
 """
 
 import nki.isa as nisa
@@ -18,7 +17,7 @@ AHEAD_BYTES = 98304
 
 
 class PackedWeight(nl.NKIObject):
-    """A packed weight (blocks, K, C) in HBM by its name, and the blocks[0] to blocks[1] that this core multiplies."""
+    """A packed weight (blocks, K, C) in HBM, its name, and the blocks[0] to blocks[1] that this core multiplies."""
 
     def __init__(self, name, tensor, blocks, sections=1):
         self.name = name
@@ -29,14 +28,14 @@ class PackedWeight(nl.NKIObject):
         self.columns = tensor.shape[2]
         self.k_tiles = -(-tensor.shape[1] // P)
 
-    def tiles(self, tail=False, most=TILE_BYTES):
-        """This core's tiles in the order of use, of up to `most` bytes per partition.
+    def tiles(self, tail=False, max_bytes=TILE_BYTES):
+        """This core's tiles in the order of use, of up to `max_bytes` per partition.
 
-        With `tail` the last block comes in short tiles, so that little is left to do when the last one arrives.
+        With `tail` the last block has short tiles, so that little work is left when the last one arrives.
         """
-        whole, queue = self.depth // P, []
-        per_section = whole // self.sections
-        step = max(1, most // (self.columns * itemsize(self.tensor.dtype)))
+        full, queue = self.depth // P, []
+        per_section = full // self.sections
+        step = max(1, max_bytes // (self.columns * itemsize(self.tensor.dtype)))
         for block in range(self.blocks[0], self.blocks[1]):
             if block == self.blocks[1] - 1 and tail:
                 step = max(1, step // 4)
@@ -45,7 +44,7 @@ class PackedWeight(nl.NKIObject):
                     start = section * per_section
                     queue.append(WeightTile(self, block, start + first, start + min(first + step, per_section)))
             if self.depth % P:
-                queue.append(WeightTile(self, block, whole, whole + 1))
+                queue.append(WeightTile(self, block, full, full + 1))
         return queue
 
 
@@ -56,8 +55,8 @@ class WeightTile(nl.NKIObject):
     """
 
     def __init__(self, weight, block, first, last):
-        whole, remainder, columns = weight.depth // P, weight.depth % P, weight.columns
-        per_section = whole // weight.sections
+        full, remainder, columns = weight.depth // P, weight.depth % P, weight.columns
+        per_section = full // weight.sections
         self.weight = weight
         # WeightStream.next_tile: (128, tiles, C), filled on the partitions of the tile
         self.data_PTC = None
@@ -67,12 +66,12 @@ class WeightTile(nl.NKIObject):
         self.rows = P
         self.stride = per_section * columns
         self.offset = block * weight.depth * columns
-        if first == whole:
+        if first == full:
             self.rows = remainder
             # remainder tiles of consecutive blocks go to different partitions, so that different DMA queues load them
             self.start = block % remainder_slots(remainder) * remainder
             self.stride = columns
-            self.offset = self.offset + whole * P * columns
+            self.offset = self.offset + full * P * columns
         else:
             self.offset = self.offset + (first // per_section * per_section * P + first % per_section) * columns
 
@@ -92,7 +91,7 @@ class WeightTile(nl.NKIObject):
 
 
 def remainder_slots(remainder):
-    """How many times `remainder` rows fit the partitions at places where an operand may start."""
+    """How often `remainder` rows fit the partitions, each time at one where an operand may start."""
     if remainder in (32, 64):
         return P // remainder
     return 1
@@ -108,14 +107,14 @@ class WeightStream(nl.NKIObject):
         self.ahead_bytes = 0
 
     def prefetch(self):
-        """Issue the next loads as far as there is room."""
+        """Issue the next loads, up to AHEAD_BYTES."""
         while len(self.loaded) < len(self.queue) and self.ahead_bytes < AHEAD_BYTES:
             tile = self.queue[len(self.loaded)]
             self.loaded.append(tile.load())
             self.ahead_bytes = self.ahead_bytes + tile.bytes_per_partition()
 
     def next_tile(self, weight):
-        """The next tile, which is one of `weight`."""
+        """The next tile; AssertionError if it is not one of `weight`."""
         self.prefetch()
         assert self.used < len(self.queue), f"the stream ends before {weight.name}"
         tile = self.queue[self.used]
@@ -193,7 +192,7 @@ class WeightStationary(nl.NKIObject):
 
 
 def accumulate(stream, weight, products):
-    """Multiply the next block of a weight, in each of the products: K tiles accumulate in ascending order."""
+    """Multiply the next block of a weight for each of the products; K tiles accumulate in ascending order."""
     done = 0
     while done < weight.k_tiles:
         tile = stream.next_tile(weight)

@@ -1,1 +1,1 @@
-"""Noise, draw and acceptance: the sampling kernels."""
+"""The sampling kernels: noise, samples, sums above thresholds, acceptance."""

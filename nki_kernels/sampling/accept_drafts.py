@@ -4,7 +4,7 @@ sampled[b, n] = the id of the largest value over shards, the smallest id of equa
 count[b] = 1 + min(limit[b], number of leading n with drafts[b, n] == sampled[b, n])
 accepted[b, n] = sampled[b, n] for n < count[b], else -1;  next = sampled[b, count - 1];  position += count
 
-M <= 128 shards, B sequences, N = k + 1 rows. Without drafts, N = 1, it merges the samples of one position: the draft's.
+M <= 128 shards, B sequences, N = k + 1 rows. Without drafts (N = 1) it merges the shards' samples of a draft pass.
 
 Layouts: values (M, B, N) fp32 and ids (M, B, N) int32 in ascending order of ids, drafts (B, N - 1), positions and
 limits (B, 1) int32, drafts and limits None for N = 1; accepted (B, N), counts, next ids and next positions (B, 1)
@@ -43,7 +43,7 @@ def transposed_columns(source, first, count):
 
 
 def merge_shards(values, ids):
-    """The sampled ids of all shards together, from (M, R) each: fp32 (1, R)."""
+    """The sampled ids over all shards, from values and ids (M, R): fp32 (1, R)."""
     shards, rows = values.shape
     sampled_1R = nl.ndarray((1, rows), dtype=nl.float32)
     for first in range(0, rows, P):
@@ -81,7 +81,7 @@ def emitted_count(drafts, sampled_1BN, index_1BN, limits):
 
 
 def emit(sampled_1BN, count_1B1, index_1BN):
-    """Samples before count, else -1, and the last of them: fp32 (1, B, N) and (1, B, 1)."""
+    """Samples up to count, else -1, and the last sample: fp32 (1, B, N) and (1, B, 1)."""
     shape = sampled_1BN.shape
     accepted_1BN, last_1BN = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
     next_1B1, count_1BN = nl.ndarray(count_1B1.shape, nl.float32), count_1B1.broadcast(2, shape[2])
@@ -98,7 +98,7 @@ def emit(sampled_1BN, count_1B1, index_1BN):
 
 @nki.jit
 def accept_drafts_kernel(values, ids, drafts, positions, limits):
-    """accepted, counts, next ids, next positions."""
+    """Return accepted, counts, next ids, next positions."""
     shards, batch, candidates = values.shape
     outputs, shape, rows = [], (1, batch, candidates), batch * candidates
     for columns in (candidates, 1, 1, 1):

@@ -1,7 +1,7 @@
 """Argmax with ties to the smallest id: over columns, over parts of a row, over shards.
 
-Ids are fp32 below 2^22, hence exact. The id of a smaller value is lifted above all that tie; its rounded
-value is never read.
+Ids are fp32 below 2^22, hence exact. LIFT is added to the ids of smaller values, which then exceed all tied ids; these
+rounded sums are never read.
 """
 
 import nki.isa as nisa

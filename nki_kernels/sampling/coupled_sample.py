@@ -3,13 +3,13 @@
 value[r] = max_i logits[r, i] / T[r] + noise[r, i] over ids with logits[r, i] >= floor[r];  id[r] the smallest such id
 
 R <= 128 rows, V ids of the shard. A row with T = 0 takes the largest logit, without noise. `floor` carries top-k, top-p
-and min-p over the whole vocabulary (filter_floor.py); the lowest fp32 number disables it. The draft samples with the
+and min-p over the full vocabulary (filter_floor.py); the lowest fp32 number disables it. The draft samples with the
 same kernel and noise. accept_drafts.py merges shards and cores. A row's bits do not depend on other rows.
 
 Layouts: logits (R, V) fp32 or bf16, noise (R, V) fp32, temperature and floor (R, 1) fp32, start (1, 1) int32, the
 shard's first id; values (cores, R) fp32, ids (cores, R) int32: a core's half of the columns is a shard too.
 Cost: five passes over V (roofline.coupled_sample). Source: Daliri, Musco, Suresh, arXiv 2408.07978. Launched by every
-step and prompt.
+step and prefill graph.
 """
 
 import nki
@@ -30,9 +30,9 @@ def scales(temperature_P1):
     shape = temperature_P1.shape
     noisy_P1, inverse_P1 = nl.ndarray(shape, nl.float32), nl.ndarray(shape, nl.float32)
     nisa.tensor_scalar(dst=noisy_P1, data=temperature_P1, op0=nl.greater, operand0=0.0)
-    cold_P1 = nl.ndarray(shape, nl.float32)
-    nisa.tensor_scalar(dst=cold_P1, data=temperature_P1, op0=nl.less_equal, operand0=0.0)
-    nisa.tensor_tensor(dst=inverse_P1, data1=temperature_P1, data2=cold_P1, op=nl.add)
+    greedy_P1 = nl.ndarray(shape, nl.float32)
+    nisa.tensor_scalar(dst=greedy_P1, data=temperature_P1, op0=nl.less_equal, operand0=0.0)
+    nisa.tensor_tensor(dst=inverse_P1, data1=temperature_P1, data2=greedy_P1, op=nl.add)
     nisa.reciprocal(dst=inverse_P1, data=inverse_P1)
     return inverse_P1, noisy_P1
 
@@ -53,7 +53,7 @@ def scores(logits_PW, noise_PW, inverse_P1, noisy_P1, floor_P1):
 
 @nki.jit
 def coupled_sample_kernel(logits, noise, temperature, floor, start):
-    """values and ids."""
+    """Return values and ids."""
     rows = logits.shape[0]
     core, cores = this_core()
     values = nl.ndarray((cores, rows), dtype=nl.float32, buffer=nl.shared_hbm)

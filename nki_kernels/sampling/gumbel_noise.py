@@ -4,13 +4,13 @@ noise[r, i] = -log(-log u),  u = (top 23 bits of word id % 2 + 1/2) / 2^23,  id 
 words = Threefry-2x32(key = seed of r, counter = (id // 2, position of r + domain * 2^24))
 
 R <= 128 rows, V = `columns` ids of a shard from `start` on. Noise does not depend on logits: one launch serves the
-samples of draft and target at all positions of a step, off the path of the logits. A row's noise depends on its seed,
+samples of draft and target at all positions of a step, off the critical path. A row's noise depends on its seed,
 position and ids only.
 
 Layouts: seeds (R, 2), positions (R, 1) and start (1, 1) int32, columns and domain compile-time integers; noise (R, V)
 fp32. Two cores take half of the columns each.
 Cost: about 80 passes of the Vector Engine over V / 2 (roofline.gumbel_noise). Source: Salmon, Moraes, Dror, Shaw, SC
-2011; docs/sampling.md. Launched by every step and prompt.
+2011; docs/sampling.md. Launched by every step and prefill graph.
 """
 
 import nki
@@ -22,7 +22,7 @@ from nki_kernels.checks import INT32, check, check_row_count, check_vocabulary, 
 from nki_kernels.sampling.threefry import schedule, threefry
 from nki_kernels.sampling.vocab_tiling import chunks, for_all, part_starts, per_row, store, vocab_tiling
 
-# keeps this noise apart from any other use of the same (seed, position, id)
+# separates this noise from any other use of the same (seed, position, id)
 GUMBEL_DOMAIN = 0
 DOMAIN_SHIFT = 24
 LARGEST_CHUNK = 1536
@@ -60,7 +60,7 @@ def gumbel(bits_PW, shape):
 
 @nki.jit
 def gumbel_noise_kernel(seeds, positions, start, columns, domain):
-    """Noise (R, columns) fp32."""
+    """Return noise (R, columns) fp32."""
     rows = seeds.shape[0]
     noise = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     t = vocab_tiling(rows, columns)

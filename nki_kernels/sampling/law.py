@@ -1,6 +1,6 @@
-"""The laws of the sampling kernels: plain Python and numpy fp64, loops welcome, no `nki`.
+"""The laws of the sampling kernels: Python integers and NumPy in fp64, explicit loops, no `nki`.
 
-Specification: docs/sampling.md. R rows, V ids; words are Python integers, so that 32-bit sums are exact.
+Specification: docs/sampling.md. R rows, V ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WORD = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class RowParameters:
-    """The sampling parameters of one row; the defaults switch everything off but the noise."""
+    """The sampling parameters of one row; by default no filter is on."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -51,8 +51,8 @@ def gumbel_noise(seed: tuple[int, int], position: int, ids: range, domain: int =
     return np.array([-np.log(-np.log(uniform(seed, position, i, domain))) for i in ids])
 
 
-def kept_ids(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
-    """Which ids the filters keep, in the order min-p, top-k, top-p; equal logits are kept or removed together."""
+def filter_mask(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
+    """Which ids pass the filters, in the order min-p, top-k, top-p; equal logits pass or are removed together."""
     mass = np.exp((logits - logits.max()) / row.temperature)
     mask = mass >= row.min_p
     above = np.array([np.sum(mask & (logits > x)) for x in logits])
@@ -65,15 +65,15 @@ def kept_ids(logits: Array, row: RowParameters) -> NDArray[np.bool_]:
 
 
 def coupled_sample(logits: Array, noise: Array, row: RowParameters) -> int:
-    """The id that one row draws: the best of the kept perturbed logits, the smallest among equals."""
+    """The id that one row samples: the largest perturbed logit that passes the filters, the smallest id of equals."""
     if row.temperature == 0:
         return int(np.argmax(logits))
-    return int(np.argmax(np.where(kept_ids(logits, row), logits / row.temperature + noise, -np.inf)))
+    return int(np.argmax(np.where(filter_mask(logits, row), logits / row.temperature + noise, -np.inf)))
 
 
-def accept_drafts(drafts: list[int], drawn: list[int], limit: int) -> list[int]:
-    """The ids that one sequence emits: the target's draws up to the first that the drafts miss."""
+def accept_drafts(drafts: list[int], sampled: list[int], limit: int) -> list[int]:
+    """The ids that one sequence emits: the target's samples up to the first that differs from its draft."""
     count = 0
-    while count < min(limit, len(drafts)) and drafts[count] == drawn[count]:
+    while count < min(limit, len(drafts)) and drafts[count] == sampled[count]:
         count += 1
-    return drawn[: count + 1]
+    return sampled[: count + 1]

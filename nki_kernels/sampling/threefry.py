@@ -1,10 +1,10 @@
-"""Threefry-2x32 with 13 rounds on the Vector Engine: words of (key, counter), in tiles.
+"""Threefry-2x32 with 13 rounds on the Vector Engine.
 
-x0 += x1;  x1 = rotate_left(x1, r) ^ x0;  after every fourth round both take up a word of the key schedule
+x0 += x1;  x1 = rotate_left(x1, r) ^ x0;  after every fourth round a word of the key schedule is added to each
 
-The engine adds in fp32, so that a 32-bit sum is taken as two sums of 16-bit halves, each exact, and their carry;
-nothing relies on the overflow of an integer. Words are uint32 (P, W, 1); a sum is int32 (P, W, 2), low
-first, of which only the lower 16 bits count: it is read as halves and packed only where bits move across them.
+The engine adds in fp32, so a 32-bit sum is two exact sums of 16-bit halves and a carry; nothing relies on integer
+overflow. Words are uint32 (P, W, 1). A sum is int32 (P, W, 2), low half first; only the lower 16 bits of each half
+count, and it is packed to words only for a rotation.
 Law: model/threefry.py. Source: Salmon, Moraes, Dror, Shaw, SC 2011. Cost: 6 instructions a round, 6 passes over W.
 """
 
@@ -45,7 +45,7 @@ def add(first, second):
 
 
 def column(word):
-    """One word per partition, (P, 1, 1), as operands of the sums below: fp32 (P, 2)."""
+    """One word per partition, (P, 1, 1), as the fp32 operands (P, 2) of add_column and add_all."""
     halves_P2 = nl.ndarray((word.shape[0], 2), dtype=nl.float32)
     nisa.tensor_copy(dst=halves_P2, src=halves(word), engine=nisa.engine.vector)
     return halves_P2
@@ -61,7 +61,7 @@ def add_column(words, column_P2):
 
 
 def add_all(first, column_P2, third):
-    """The sum of words, a column and words: an injection and the round after it in one."""
+    """The sum of words, a column and words: a key injection and the next round's addition."""
     sums = nl.ndarray((first.shape[0], first.shape[1], 2), dtype=nl.int32)
     for i in range(2):
         a, b, c = halves(first)[:, :, i], column_P2[:, i : i + 1], halves(third)[:, :, i]
@@ -77,7 +77,7 @@ def packed(sums):
 
 
 def rotate_left(words, by):
-    """The two parts of rotated words, which share no bit: by a half, views."""
+    """The two parts of rotated words, which share no bit."""
     left, right = new_words(words), new_words(words)
     nisa.tensor_scalar(dst=left, data=words, op0=nl.left_shift, operand0=by)
     nisa.tensor_scalar(dst=right, data=words, op0=nl.right_shift, operand0=32 - by)
@@ -103,7 +103,7 @@ def mix(words, by, sums):
 
 
 def schedule(key):
-    """The injections' words, from key (P, 2, 1): words (P, 1, 1) for x0 and x1, the first pair for the start."""
+    """The key schedule of key (P, 2, 1): pairs of words (P, 1, 1) for x0 and x1, the first pair for the start."""
     words = [key[:, 0:1], key[:, 1:2], nl.ndarray((key.shape[0], 1, 1), dtype=nl.uint32)]
     nisa.tensor_tensor(dst=words[2], data1=words[0], data2=words[1], op=nl.bitwise_xor)
     nisa.tensor_scalar(dst=words[2], data=words[2], op0=nl.bitwise_xor, operand0=PARITY)
@@ -111,7 +111,6 @@ def schedule(key):
     for s in range(1 + ROUNDS // 4):
         number = new_words(words[2])
         nisa.memset(dst=number, value=s)
-        # packed, one word a partition; a sum would do, for only its halves are read
         injections.append((words[s % 3], packed(add(words[(s + 1) % 3], number))))
     return injections
 

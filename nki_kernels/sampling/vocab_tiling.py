@@ -31,29 +31,29 @@ class VocabTiling(nl.NKIObject):
         return self.rows * self.parts
 
 
-def vocab_tiling(rows, columns, most=P):
-    """The dims of this core; widths are even, so that every part starts with the first id of a pair."""
+def vocab_tiling(rows, columns, max_parts=P):
+    """The tiling of this core's columns; widths are even, so that every part starts with the first id of a pair."""
     first, last = core_slice(columns, 2)
     count = last - first
-    parts = max(1, min(most, P // rows, count // MIN_WIDTH))
+    parts = max(1, min(max_parts, P // rows, count // MIN_WIDTH))
     return VocabTiling(rows, first, last, parts, max(MIN_WIDTH, 2 * math.ceil(count / parts / 2)), columns)
 
 
-def chunks(t, most):
-    """(start, size) of each chunk of a part's columns, in even sizes of at most `most`."""
+def chunks(t, max_size):
+    """(start, size) of each chunk of a part's columns, in even sizes of at most `max_size`."""
     sizes = []
-    for start in range(0, t.width, most):
-        sizes.append((start, min(most, t.width - start)))
+    for start in range(0, t.width, max_size):
+        sizes.append((start, min(max_size, t.width - start)))
     return sizes
 
 
 def covered(t, start, size):
-    """How many parts have all columns of a chunk, and how many columns the next part has of it."""
-    whole = max(0, min(t.parts, (t.last - t.first - start - size) // t.width + 1))
+    """The number of parts that have all columns of a chunk, and the number of columns of the next part."""
+    full = max(0, min(t.parts, (t.last - t.first - start - size) // t.width + 1))
     rest = 0
-    if whole < t.parts:
-        rest = max(0, min(size, t.last - t.first - whole * t.width - start))
-    return whole, rest
+    if full < t.parts:
+        rest = max(0, min(size, t.last - t.first - full * t.width - start))
+    return full, rest
 
 
 def in_hbm(t, source, chunk, part, count, size):
@@ -66,27 +66,27 @@ def load(t, source, chunk, fill):
     """One chunk of every row: (parts * R, size) in the source's dtype, with `fill` beyond the last column."""
     size = chunk[1]
     chunk_PW = nl.ndarray((t.partitions(), size), dtype=source.dtype)
-    whole, rest = covered(t, chunk[0], size)
-    if whole == t.parts - 1 and rest:
+    full, rest = covered(t, chunk[0], size)
+    if full == t.parts - 1 and rest:
         if rest < size:
             nisa.memset(dst=chunk_PW[:, rest:size], value=fill, engine=nisa.engine.gpsimd)
-    elif whole < t.parts:
+    elif full < t.parts:
         nisa.memset(dst=chunk_PW, value=fill, engine=nisa.engine.gpsimd)
-    if whole:
-        dma_static(chunk_PW[0 : whole * t.rows, :], in_hbm(t, source, chunk, 0, whole, size))
+    if full:
+        dma_static(chunk_PW[0 : full * t.rows, :], in_hbm(t, source, chunk, 0, full, size))
     if rest:
-        dma_static(chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest], in_hbm(t, source, chunk, whole, 1, rest))
+        dma_static(chunk_PW[full * t.rows : (full + 1) * t.rows, 0:rest], in_hbm(t, source, chunk, full, 1, rest))
     return chunk_PW
 
 
 def store(t, target, chunk, chunk_PW):
     """Write one chunk of every row to HBM, without the columns beyond the last."""
     size = chunk[1]
-    whole, rest = covered(t, chunk[0], size)
-    if whole:
-        dma_static(in_hbm(t, target, chunk, 0, whole, size), chunk_PW[0 : whole * t.rows, :])
+    full, rest = covered(t, chunk[0], size)
+    if full:
+        dma_static(in_hbm(t, target, chunk, 0, full, size), chunk_PW[0 : full * t.rows, :])
     if rest:
-        dma_static(in_hbm(t, target, chunk, whole, 1, rest), chunk_PW[whole * t.rows : (whole + 1) * t.rows, 0:rest])
+        dma_static(in_hbm(t, target, chunk, full, 1, rest), chunk_PW[full * t.rows : (full + 1) * t.rows, 0:rest])
 
 
 def per_row(t, source, columns):
@@ -97,7 +97,7 @@ def per_row(t, source, columns):
 
 
 def for_all(t, source):
-    """The one number of an HBM tensor (1, 1) on every partition."""
+    """The number of an HBM tensor (1, 1) on every partition."""
     number_P1 = nl.ndarray((t.partitions(), 1), dtype=source.dtype)
     dma_static(number_P1, source.ap([[0, t.partitions()], [1, 1]], offset=0))
     return number_P1

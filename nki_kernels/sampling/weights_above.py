@@ -9,7 +9,7 @@ shard, and no logit leaves its shard. A row's bits do not depend on R.
 Layouts: logits (R, V) fp32 or bf16, scale, bias, floor (R, 1) fp32, thresholds (R, J) fp32; out (cores, J, R) fp32: a
 core's half of the columns is a shard too.
 Cost: J + 1 passes of the Vector Engine over V, J of the Scalar Engine in parallel (roofline.weights_above). Launched by
-every step and prompt that filters.
+step and prefill graphs with filters.
 """
 
 import nki
@@ -22,7 +22,7 @@ from nki_kernels.sampling.vocab_tiling import chunks, load, per_row, vocab_tilin
 from nki_kernels.tiles import LOWEST, P, this_core
 
 LARGEST_CHUNK = 2048
-# a constant number of parts: a row's sums have one order for every R
+# a constant number of parts: the order of a row's sums does not depend on R
 PARTS = P // SUM_ROWS
 
 
@@ -50,7 +50,7 @@ def add_chunk(logits_PW, weights_PW, thresholds_PJ, total_PJ):
 
 @nki.jit
 def weights_above_kernel(logits, scale, bias, floor, thresholds):
-    """out (cores, J, R) fp32."""
+    """Return out (cores, J, R) fp32."""
     rows, count = logits.shape[0], thresholds.shape[1]
     core, cores = this_core()
     out = nl.ndarray((cores, count, rows), dtype=nl.float32, buffer=nl.shared_hbm)

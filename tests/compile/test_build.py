@@ -275,10 +275,16 @@ def test_graphs_are_made_again_for_other_options(fresh: Path) -> None:
 
 
 def test_a_bundle_has_the_target_s_tokenizer_and_templates(fresh: Path) -> None:
-    names = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}
-    for name in names - {"tokenizer.json"}:
-        (fresh / "target" / name).touch()
-    assert {p.name for p in (_built(fresh, k=1).path / "tokenizer").iterdir()} == names
+    contents = {
+        "tokenizer_config.json": "{}",
+        "generation_config.json": '{"eos_token_id": [7]}',
+        "chat_template.jinja": "{}",
+    }
+    for name, content in contents.items():
+        (fresh / "target" / name).write_text(content, encoding="utf-8")
+    copies = {p.name: p.read_bytes() for p in (_built(fresh, k=1).path / "tokenizer").iterdir()}
+    assert copies.keys() == {"tokenizer.json", *contents}
+    assert all(content == (fresh / "target" / name).read_bytes() for name, content in copies.items())
 
 
 def _files_that_run(call: Callable[[], object]) -> set[str]:

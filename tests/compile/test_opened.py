@@ -29,7 +29,8 @@ from trnspec.bundle.manifest import MANIFEST
 from trnspec.bundle.opening import open_bundle, read_bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.bundle.signature import SIGNATURE, VARIABLE
-from trnspec.engine.text import TOKENIZER, load_tokenizer
+from trnspec.bundle.tokenizer import TOKENIZER
+from trnspec.engine.text import load_tokenizer
 from trnspec.llm import LLM
 
 SHARD, STEP = shard_file(0), "hlo/step_k0_bk128.hlo.pb"

@@ -20,7 +20,7 @@ from compile.doctor import main as doctor
 from compile.neuron import sdk, specialise
 from compile.neuron.__main__ import extend
 from compile.neuron.specialise import KERNELS_FOLDER
-from model.nki.launches import LNC, TARGET
+from model.nki.launches import CUSTOM_CALL_TARGET, LNC
 from model.nki.table import KERNELS
 from tests.compile import fake_nki, fake_sdk
 from tests.compile.tiny import refused, spec
@@ -33,7 +33,7 @@ CALLING = {"kernels": "nki", "k": 1, "batch": 1}
 
 
 def _calls(module: Any) -> list[Any]:
-    return [i for c in module.computations for i in c.instructions if i.custom_call_target == TARGET]
+    return [i for c in module.computations for i in c.instructions if i.custom_call_target == CUSTOM_CALL_TARGET]
 
 
 @pytest.fixture(scope="module")

@@ -56,5 +56,5 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # nothing listens on the discard port of this host, and a URL needs a scheme
     for gateway in ("http://127.0.0.1:9/", "gateway:9091/"):
         monkeypatch.setenv("PUSHGATEWAY", gateway)
-        with pytest.raises(UserError, match="the metrics were refused: .*; correct the destination"):
+        with pytest.raises(UserError, match=r"the metrics were refused: .*; correct the destination"):
             publish.main([str(file)])

@@ -1,4 +1,4 @@
-"""Bundles of the demo pair for the tests, built once a session and shared by its workers."""
+"""Bundles of the demo pair, built once per session and shared by its workers."""
 
 from __future__ import annotations
 

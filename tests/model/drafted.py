@@ -1,4 +1,4 @@
-"""Steps of a pair whose drafts are accepted by chance: what a drafter proposed in each, and from which logits."""
+"""Records the drafts of a drafter and their logits in steps that accept a random number of drafts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = [[5], [9, 2, 7, 7, 1, 30, 4, 4, 8, 11, 2]]
 
 
 class Drafted(NamedTuple):
-    """What one step drafted for one sequence: the ids before it, the logits (k, V) and the drafts."""
+    """The drafts of one step for one sequence: the ids before the step, the logits (k, V) and the drafts."""
 
     known: list[int]
     logits: Tensor
@@ -35,7 +35,7 @@ class Drafted(NamedTuple):
 
 
 def graphs_of(target: Path, draft: Path, ks: tuple[int, ...], batch: int = len(PROMPTS)) -> EagerGraphs:
-    """The graphs of a checkpoint folder's model and the draft of another, on one rank in fp32."""
+    """Eager graphs of a target and a draft (checkpoint folders), on one rank in fp32."""
     config, drafter = load_config(str(target)), infer_drafter(str(draft))
     facts: dict[str, Any] = {"drafter": drafter.name, "draft_config": load_draft(drafter, str(draft), config)}
     spec = BundleSpec("target", config, 1, ks, batch, LENGTH, "fp32", **facts)
@@ -43,7 +43,7 @@ def graphs_of(target: Path, draft: Path, ks: tuple[int, ...], batch: int = len(P
 
 
 def _inputs(ids: list[list[int]], positions: list[int], slot: int | None = None, count: int = 0) -> StepInputs:
-    """Greedy inputs of a step of all sequences, or of `count` rows of a slot's prompt."""
+    """Greedy inputs of a step of all sequences, or of a prefill of `count` rows in a slot."""
     batch, table = len(ids), block_table(len(PROMPTS), LENGTH)
     return StepInputs(
         input_ids=torch.tensor(ids, dtype=torch.int32),
@@ -62,7 +62,7 @@ def _inputs(ids: list[list[int]], positions: list[int], slot: int | None = None,
 def _any_count(
     self: Context, drafts_BK: Tensor, samples: ShardArgmax, max_accepted_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """An acceptance of any number of drafts: a drafter must support any of them."""
+    """Accepts a random number of drafts, whatever the samples."""
     samples_BN, (batch, k) = samples.token_ids(), drafts_BK.shape
     count_B1, index_N = torch.randint(1, k + 2, (batch, 1), dtype=torch.int32), iota(k + 1, drafts_BK)
     ids_BN = torch.where(index_N < count_B1 - 1, torch.nn.functional.pad(drafts_BK, (0, 1)), samples_BN)
@@ -73,10 +73,10 @@ def _any_count(
 def steps(
     graphs: EagerGraphs, k: int, count: int, spoiled: int | None = None, k_0: bool = False
 ) -> Iterator[list[Drafted]]:
-    """Steps of both prompts, each of which accepts any number of drafts.
+    """Steps of both prompts; each step accepts a random number of drafts.
 
-    `spoiled`: every key and value of the draft from so many positions after the input id on is overwritten before a
-    step. With `k_0` each step is followed by one of k 0.
+    `spoiled`: before each step the draft's keys and values are overwritten from this offset to the input id's position
+    on. `k_0`: a step with k = 0 follows each step.
     """
     torch.manual_seed(k)
     sequences = list[list[int]]()
@@ -120,7 +120,7 @@ def _recorded(graphs: EagerGraphs, k: int, sequences: list[list[int]]) -> tuple[
 
 
 def _spoil(graphs: EagerGraphs, first: list[int]) -> None:
-    """Overwrite a sequence's keys and values from its first position on; block 0 is none."""
+    """Overwrites each sequence's keys and values from the given position on; sequence b has block b + 1."""
     for cache in graphs.state.caches:
         for block, position in enumerate(first, 1):
             for pool in cache:

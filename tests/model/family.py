@@ -1,7 +1,7 @@
-"""One target and a draft of every kind that is right now and then, and a bundle of each, built once a session.
+"""A small target with a draft of each kind, whose drafts are accepted sometimes, and their bundles.
 
-Tests share its bundles, because tracing and compiling their graphs takes most of the suite's time: a test gives
-other options only where these are its subject.
+Tests share the bundles of a session, because tracing and compiling graphs takes most of the suite's time. A test sets
+other options only to test them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from trnspec.runtime.xla import XlaRunner
 E = TypeVar("E", bound=Engine)
 V = 64
 NOT_TRACED = b"not traced"
-# of each drafter: its flags; a second k is for steps of few drafts
+# flags of each drafter
 DRAFTERS: dict[str, dict[str, Any]] = {
     "none": {"k": "0"},
     "chain": {"draft": "chain", "k": "1,3"},
@@ -45,15 +45,15 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "dflash": {"draft": "dflash"},
     "dspark": {"draft": "dspark"},
     "ngram": {"drafter": "ngram", "k": "1,3"},
-    # a chain whose drafts are all accepted
+    # the target drafts for itself: all drafts are accepted
     "itself": {"draft": "target"},
 }
 _PLAIN = str.maketrans("(), ", "____")
 
 
 def write_family(folder: Path) -> Path:
-    """The target and its drafts; the chain and the parallel draft begin as the target does."""
-    # a row's bits depend on nothing else from a head dim of 16 on
+    """Writes the target and its drafts. The first layer of `chain` and `parallel` is the target's."""
+    # with head dims under 16 a row's bits may depend on the number of rows
     heads = {"num_key_value_heads": 1, "head_dim": 32}
     sizes: dict[str, Any] = {"scale": 0.35, "eos_token_id": None, **heads}
     target = write_model(folder / "target", 5, num_hidden_layers=2, **sizes)
@@ -67,7 +67,7 @@ def write_family(folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The family's folder, one for all workers of the session."""
+    """The folder of the family, shared by all workers of the session."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "family"
     with FileLock(f"{folder}.lock"):
@@ -75,23 +75,23 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def family_spec(folder: Path, drafter: str, **changes: Any) -> BuildSpec:
-    """By default k 3, batch 3, length 128, fp32, one rank; one of a different length has every size of chunks."""
+    """By default k 3, batch 3, max_len 128, fp32, tp 1; with another max_len, the default chunk sizes."""
     flags: dict[str, Any] = {"chunks": ()} if "max_len" in changes else {}
     flags |= DRAFTERS[drafter] | changes
-    # the host drafts where there is no folder: the spec then names the default, which a build ignores
+    # without a draft folder the spec has the default draft, which a build ignores
     flags["draft"] = str(folder / flags["draft"]) if "draft" in flags else BuildSpec.draft
     name = "-".join(["of", drafter, *(f"{k}{Path(str(v)).name}" for k, v in changes.items())]).translate(_PLAIN)
     return spec(folder, name, **{"batch": 3} | flags)
 
 
 def caches(graphs: XlaRunner) -> dict[str, np.ndarray]:
-    """The keys and values of all blocks as the bundle's graphs have them; ranks one after the other."""
+    """The KV pools of a runner by name; ranks are concatenated along the first axis."""
     return {t.name: np.asarray(graphs._state[t.name]) for t in graphs.bundle.plan.state if is_cache(t.name)}
 
 
 @last_few
 def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
-    """The graphs of a drafter's bundle, with which its doctor is content."""
+    """A runner of a drafter's bundle, which has passed the doctor."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}.lock"):
         bundle = read_bundle(build(plan))
@@ -101,7 +101,7 @@ def graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
 
 @last_few
 def eager(folder: Path, drafter: str = "chain", **changes: Any) -> EagerGraphs:
-    """The graphs of a drafter in eager torch, on one rank in fp32."""
+    """A drafter's graphs in eager torch, on one rank in fp32."""
     plan = family_spec(folder, drafter, **changes)
     return eager_graphs(plan.bundle, plan.checkpoints, simulated.serve)
 
@@ -109,13 +109,13 @@ def eager(folder: Path, drafter: str = "chain", **changes: Any) -> EagerGraphs:
 def eager_engine(
     folder: Path, drafter: str = "chain", speculative: bool = True, kind: type[E] = Engine, **changes: Any
 ) -> E:  # type: ignore[assignment]
-    """An engine of `eager` graphs, whose caches the last one has used."""
+    """An engine on `eager` graphs; their caches contain data of earlier engines."""
     shape = engine_config(SimpleNamespace(spec=family_spec(folder, drafter, **changes).bundle))  # type: ignore[arg-type]
     return kind(eager(folder, drafter, **changes), shape, speculative)
 
 
 class AsTheyRun(XlaRunner):
-    """The graphs of a bundle: one without a trace is traced, and held to its contract, when it is first used."""
+    """A runner that traces a graph on first use if the bundle has no trace of it."""
 
     def _load(self, graph: GraphSpec) -> None:
         if self._protos[graph.key] == NOT_TRACED:
@@ -124,14 +124,14 @@ class AsTheyRun(XlaRunner):
 
 
 def untraced(plan: BuildSpec) -> Path:
-    """A bundle without traces, for requests that use a few graphs: tracing all takes most of such a test's time."""
+    """Builds a bundle without traces, for tests that use a few of its graphs: tracing all would take most of the time."""
     with mock.patch.object(compile.build, "lower_graphs", lambda _, graphs: ((g, NOT_TRACED) for g in graphs)):
         return build(plan)
 
 
 @last_few
 def some_graphs(folder: Path, drafter: str = "chain", **changes: Any) -> XlaRunner:
-    """The graphs of a drafter's bundle, untraced."""
+    """A runner of a drafter's bundle, which traces graphs on first use."""
     plan = family_spec(folder, drafter, **changes)
     with FileLock(f"{plan.out}-untraced.lock"):
         return AsTheyRun(read_bundle(untraced(dataclasses.replace(plan, out=f"{plan.out}-untraced"))))

@@ -19,7 +19,7 @@ from model.drafters.registry import load_draft
 from tests.compile.tiny import BASE
 from trnspec.bundle.part import checkpoint_shapes
 
-# by the format of a DFlash draft: what its config.json says in addition to the layers, of three of eight layers
+# format of a DFlash draft -> config.json without the layers; three taps of a target with eight layers
 BLOCKS: dict[str, dict[str, Any]] = {
     "z-lab": {"dflash_config": {"target_layer_ids": [0, 2, 4]}, "num_target_layers": 8},
     "causal": {"dflash_config": {"target_layer_ids": [0, 2, 4], "causal": True}},
@@ -32,7 +32,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "from anchor": {"speculators_model_type": "dflash", "aux_hidden_state_layer_ids": [1, 3, 8],
                     "sample_from_anchor": True},
 }  # fmt: skip
-# of each format: taps, whether a row is the draft of the position after its own, whether the block is causal
+# format -> taps, shifted, causal
 BLOCK_FACTS = {
     "z-lab": ([1, 3, 5], False, False),
     "causal": ([1, 3, 5], False, True),
@@ -47,7 +47,7 @@ _TIED = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def block_config(form: str = "z-lab", taps: tuple[int, ...] = (), **changes: Any) -> dict[str, Any]:
-    """The config.json of a DFlash draft of two layers, in a format of `BLOCKS`; `changes` are of the layers."""
+    """The config.json of a DFlash draft of two layers in a format of `BLOCKS`; `changes` apply to the layers."""
     layers = BASE | {"num_hidden_layers": 2, "tie_word_embeddings": False} | changes
     block: dict[str, Any] = copy.deepcopy(BLOCKS[form]) | {"block_size": 6}
     named = block.get("dflash_config", block)
@@ -68,9 +68,9 @@ def write_head(
     adds_normed: bool | None = None,
     **changes: Any,
 ) -> Path:
-    """A head for a tiny target: the speculators format, or the original one, which has no embeddings of its own.
+    """Writes a head for a tiny target in the speculators format, or in the original one, which has no embedding.
 
-    `changes` are of the layer's configuration.
+    `changes` apply to the layer's configuration.
     """
     layer: dict[str, Any] = BASE | {"model_type": "llama", "num_hidden_layers": 1} | changes
     head: dict[str, Any] = {"draft_vocab_size": draft_vocab}
@@ -91,7 +91,7 @@ def write_head(
 
 
 def write_block(folder: Path, target: Path, form: str = "z-lab", *, scale: float = 1.0, **config: Any) -> Path:
-    """A DFlash draft for a tiny target, of a `block_config`."""
+    """Writes a DFlash draft for a tiny target, with the config of `block_config`."""
     generator = torch.Generator().manual_seed(4)
     tensors = _random(folder, target, DFlash, block_config(form, **config), generator, scale)
     tensors = {name.removeprefix("model."): t for name, t in tensors.items() if name not in _TIED}
@@ -111,7 +111,7 @@ def _random(
     generator: torch.Generator,
     scale: float = 1,
 ) -> dict[str, Tensor]:
-    """A folder with this config.json and the target's tokenizer; the tensors that it needs."""
+    """Writes a folder with config.json and the target's tokenizer; returns random tensors for it."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     (folder / "tokenizer.json").write_bytes((target / "tokenizer.json").read_bytes())

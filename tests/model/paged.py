@@ -1,4 +1,4 @@
-"""Empty paged caches with blocks for every position of every sequence."""
+"""Empty paged caches, and block tables with a block for each position of each sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nki_kernels.limits import SPARE_PAGES
 
 
 def block_table(batch: int, length: int) -> Tensor:
-    """(B, L) int32: block 0 is none."""
+    """(B, L) int32; blocks are numbered from 1."""
     blocks = -(-length // KEY_TILE)
     return 1 + torch.arange(batch * blocks, dtype=torch.int32).view(batch, blocks)
 
@@ -28,6 +28,6 @@ def empty(config: ModelConfig, batch: int, length: int, dtype: torch.dtype = tor
 
 
 def rows(first: int, stop: int, batch: int, length: int) -> AttentionMetadata:
-    """Rows from one position to another of each sequence."""
+    """Metadata of rows at positions `first` to `stop` - 1 of each sequence."""
     positions_N = torch.arange(first, stop, dtype=torch.int32)
     return AttentionMetadata(positions_N.expand(batch, -1), block_table(batch, length))

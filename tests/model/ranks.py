@@ -1,4 +1,4 @@
-"""Several tensor-parallel ranks in eager torch: a thread each, which meet at every collective."""
+"""Tensor-parallel ranks in eager torch, one thread per rank, with a barrier at each collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class RankOps(Ops):
-    """The operations of one rank; `meeting` holds what each rank brought."""
+    """The operations of one rank; `meeting` has each rank's operand of the current collective."""
 
     def __init__(self, rank: int, barrier: threading.Barrier, meeting: list[Tensor]) -> None:
         self.rank, self.barrier, self.meeting, self.collectives = rank, barrier, meeting, 0
@@ -26,17 +26,17 @@ class RankOps(Ops):
         return self.all_gather(x, self.rank_11)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        assert x.is_floating_point(), "a device sums no integers"
+        assert x.is_floating_point(), "collectives sum floating-point numbers only"
         self.collectives += 1
         self.meeting[self.rank] = x
         self.barrier.wait(timeout=60)
-        found = torch.stack(self.meeting).sum(0)
+        actual = torch.stack(self.meeting).sum(0)
         self.barrier.wait(timeout=60)
-        return found
+        return actual
 
 
 def on_ranks(count: int, work: Callable[[RankOps], T]) -> list[T]:
-    """The results of work on each rank, in rank order."""
+    """Runs `work` on all ranks; returns the results in rank order."""
     barrier, meeting = threading.Barrier(count), [torch.empty(0)] * count
 
     def run(rank: int) -> T:
@@ -48,7 +48,7 @@ def on_ranks(count: int, work: Callable[[RankOps], T]) -> list[T]:
 
     with ThreadPoolExecutor(count) as pool:
         futures = [pool.submit(run, rank) for rank in range(count)]
-    # a rank that fails breaks the others' barrier: its own failure is the one to see
+    # a failing rank breaks the barrier of the others: raise its error first
     for future in sorted(futures, key=lambda f: isinstance(f.exception(), threading.BrokenBarrierError)):
         future.result()
     return [future.result() for future in futures]

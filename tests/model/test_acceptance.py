@@ -1,7 +1,7 @@
-"""Drafts that must all be accepted: of a drafter that knows the target's law, at every place of a step and T.
+"""A drafter with the target's distribution has all drafts accepted, at each index in a step and each temperature.
 
-Such a drafter misses where it draws with the noise of a different position or id, filters differently, or has lost a
-prompt's state. Tests of emitted ids cannot see it: they are the target's whatever is drafted.
+Its drafts are rejected if it samples with the noise of a different position or id, filters differently, or has lost a
+prompt's state. Emitted ids do not show such errors: they are the target's, whatever the drafts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trnspec.engine.config import EngineConfig
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Params, Request, Result
 
-V, DRAWN, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
+V, D, SIZE, K, BATCH, LENGTH = 64, 40, 32, 3, 2, 128
 SIZES: dict[str, Any] = {"hidden_size": SIZE, "intermediate_size": 48, "num_attention_heads": 4,
                          "num_key_value_heads": 2, "head_dim": 32, "vocab_size": V}  # fmt: skip
 CONFIG = Qwen3Config(**SIZES, num_hidden_layers=2, tie_word_embeddings=False)
@@ -46,23 +46,23 @@ def _random(module: nn.Module, seed: int, scale: float) -> None:
 
 
 def _law() -> tuple[Tensor, Tensor, Tensor]:
-    """A hidden row, the logits (V,) that every text is followed by, and the DRAWN ids that have a chance."""
+    """A hidden row, the logits (V,) after every prefix, and the D ids with a nonzero probability."""
     generator = torch.Generator().manual_seed(1)
     row_E, logits_V = torch.randn(SIZE, generator=generator), 1.5 * torch.randn(V, generator=generator)
-    ids_D = torch.randperm(V, generator=generator)[:DRAWN].sort().values
+    ids_D = torch.randperm(V, generator=generator)[:D].sort().values
     chance_V = torch.zeros(V, dtype=torch.bool)
     chance_V[ids_D] = True
     return row_E, torch.where(chance_V, logits_V, -60.0), ids_D
 
 
 def _head(row_E: Tensor, logits: Tensor) -> Tensor:
-    """A projection of the normed row to these logits."""
+    """The LM head weight that maps the normed row to these logits."""
     normed_E = row_E / row_E.square().mean().sqrt()
     return logits[:, None] * normed_E / normed_E.square().sum()
 
 
 def _of_one_law(model: Model) -> Model:
-    """Every id has the same embedding and every layer adds 0, so that no text changes the logits."""
+    """Gives all ids the same embedding and makes the layers add 0, so that the logits do not depend on the prefix."""
     row_E, logits_V, _ = _law()
     _random(model, 2, 0.1)
     model.embed_tokens.weight.data[:] = row_E
@@ -75,9 +75,9 @@ def _of_one_law(model: Model) -> Model:
 
 
 def _eagle3() -> Eagle3:
-    """A head of DRAWN ids of its own, whose feature is the target's embedding."""
+    """A head with a draft vocabulary of D ids; its feature is the target's embedding."""
     row_E, logits_V, ids_D = _law()
-    facts: dict[str, Any] = {"draft_vocab_size": DRAWN, "target_hidden_size": SIZE, "taps": (0,)}
+    facts: dict[str, Any] = {"draft_vocab_size": D, "target_hidden_size": SIZE, "taps": (0,)}
     model = Eagle3Model(Eagle3Config(**SIZES, **facts, norm_before_residual=False))
     _random(model, 3, 0.1)
     model.fc.weight.data = torch.eye(SIZE)
@@ -85,12 +85,12 @@ def _eagle3() -> Eagle3:
     model.layers[0].mlp.down_proj.weight.data.zero_()  # type: ignore[union-attr, operator]
     model.norm.weight.data[:] = 1
     model.lm_head.weight.data = _head(row_E, logits_V[ids_D])
-    model.d2t.data = (ids_D - torch.arange(DRAWN)).int()
+    model.d2t.data = (ids_D - torch.arange(D)).int()
     return Eagle3(model)
 
 
 def _block(shifted: bool, rank: int = 0) -> DFlash:
-    """A block of one law more than it drafts."""
+    """A block of K + 1 rows with the target's distribution."""
     facts: dict[str, Any] = {"block_size": K + 1, "mask_id": 9, "taps": (0, 2), "causal": False}
     config = DFlashConfig(**vars(CONFIG), **facts, shifted=shifted, markov_rank=rank)
     model = _of_one_law(DFlashModel(config))
@@ -103,7 +103,7 @@ Made = tuple[Qwen3, Drafter, tuple[Tensor, ...]]
 
 
 def _chain() -> Made:
-    """The target itself: what it drafts depends on the whole text, so that every row of its cache counts."""
+    """The target drafts for itself: drafts depend on the full prefix, so on all rows of its cache."""
     target = Qwen3(CONFIG)
     _random(target, 4, 0.5)
     return target, Chain(copy.deepcopy(target)), (torch.zeros(BATCH, 1, 1, dtype=torch.int32),)
@@ -123,13 +123,13 @@ DRAFTERS: dict[str, Callable[[], Made]] = {
 
 
 def _engine(drafter: str) -> Engine:
-    target, drafting, kept = DRAFTERS[drafter]()
-    runner = EagerGraphs(Pair(target, drafting), kept, 1 + BATCH + SPARE_PAGES, BATCH)
+    target, drafting, slots = DRAFTERS[drafter]()
+    runner = EagerGraphs(Pair(target, drafting), slots, 1 + BATCH + SPARE_PAGES, BATCH)
     return Engine(runner, EngineConfig((K,), BATCH, LENGTH, (LENGTH,), V, 1 + BATCH, ((LENGTH, LENGTH),)))
 
 
 def _counts(results: list[Result]) -> tuple[list[int], list[int]]:
-    """The drafts of each place in a step, and those accepted."""
+    """The numbers of drafted and of accepted tokens by index in the step."""
     drafted, accepted = (
         [sum(tally) for tally in zip(*tallies, strict=True)]
         for tallies in ([r.drafted for r in results], [r.accepted for r in results])
@@ -140,18 +140,18 @@ def _counts(results: list[Result]) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "T 0.7", "T 1.3", "min-p"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_drafter_that_knows_the_law_has_every_draft_accepted(drafter: str, params: Params) -> None:
-    """Behind prompts of one id and of several, one more than there are slots."""
+    """After prompts of one id and of several; one request more than slots."""
     engine = _engine(drafter)
     prompts = [(3,), (7, 1, 30, 4, 4, 8, 11), (2, 5)]
     requests = [Request(p, replace(params, seed=params.seed + n), 21) for n, p in enumerate(prompts)]
     drafted, accepted = _counts(engine.run(requests))
     assert accepted == drafted
-    # the prompt's own token, then five steps of four
+    # the prefill emits one token, then five steps emit four each
     assert drafted == [15, 15, 15]
 
 
 def test_what_is_accepted_depends_on_the_noise() -> None:
-    """The control: drafts of the same law that are drawn otherwise are accepted by chance alone."""
+    """Negative control: drafts of the same distribution, sampled with other noise, are rarely accepted."""
     engine = _engine("parallel")
     propose = engine.runner.pair.drafter.propose  # type: ignore[attr-defined]
 
@@ -163,8 +163,8 @@ def test_what_is_accepted_depends_on_the_noise() -> None:
     assert sum(accepted) < sum(drafted) / 2
 
 
-def test_a_request_with_a_limit_behind_one_without() -> None:
-    """Each keeps its own limit in the steps that both are in, and so does one that takes the slot of the first."""
+def test_k_limits_are_per_request() -> None:
+    """Requests with and without a limit share steps; the third one reuses the first one's slot."""
     engine = _engine("chain")
     requests = [Request((n, 1), Params(1.0, seed=n), 8 * n, k_limit=1 if n == 2 else None) for n in (1, 2, 3)]
     accepted: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""config.json of published drafts: what is read of each format, and what is refused in one sentence."""
+"""config.json of published drafts: the configuration read from each format, and unsupported settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = Eagle3Config(
     max_position_embeddings=1024, draft_vocab_size=1280, target_hidden_size=192, taps=(1, 3, 5),
     norm_before_residual=True,
 )  # fmt: skip
-# the original EAGLE-3 format: all at the root, no layers named
+# the original EAGLE-3 format: all at the root, no list of layers
 ORIGINAL = EAGLE3["transformer_layer_config"] | {"draft_vocab_size": 1280, "architectures": ["LlamaForCausalLMEagle3"]}
 _QWEN3: dict[str, Any] = BASE | {"num_hidden_layers": 8, "tie_word_embeddings": False}
 TINY = config_from_dict(_QWEN3, "tiny")
@@ -35,11 +35,11 @@ def folder(tmp_path: Path, raw: object) -> str:
     return str(tmp_path)
 
 
-# a head's config.json, the layers of its target if it is not the demo's, and how it differs from the demo's head
+# case -> a head's config.json, and the differences of its configuration from HEAD; taps of 61 are of the 32B
 READ: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "speculators": (EAGLE3, {}),
     "original, layers as vLLM gives them": (ORIGINAL, {"taps": (2, 32, 61), "norm_before_residual": False}),
-    # in the order of the layers, each once; in an object if the root has none
+    # sorted, without duplicates; `eagle_config` is read if the root has no list
     "listed": (ORIGINAL | {_TAPS: [5, 1, 3, 3]}, {"norm_before_residual": False}),
     "nested": (ORIGINAL | {"eagle_config": {_TAPS: [3, 1, 5]}}, {"norm_before_residual": False}),
     "both": (ORIGINAL | {_TAPS: [1, 3, 5], "eagle_config": {_TAPS: [2]}}, {"norm_before_residual": False}),
@@ -67,11 +67,11 @@ def test_every_format_of_a_block_is_inferred_and_read(tmp_path: Path, form: str)
     assert (list(config.taps), config.shifted, config.causal) == BLOCK_FACTS[form]
     max_k = 5 + config.shifted
     assert config.incompatibility(TINY, max_k) == ""
-    assert f"at most {max_k} ids in a block of 6" in config.incompatibility(TINY, max_k + 1)
+    assert f"at most {max_k} tokens in a block of 6" in config.incompatibility(TINY, max_k + 1)
     assert config.untrained_ks((2, max_k)) == ([] if config.causal else [2])
 
 
-# a draft whose config.json is read, what is changed in it, what the sentence says
+# (a supported config.json, changes, the error)
 RAW = {"parallel": _QWEN3 | {"pard_token": 63}, "eagle3": EAGLE3} | {form: block_config(form) for form in BLOCKS}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("parallel", {"pard_token": 64}, "has 64 as pard_token"),
@@ -96,12 +96,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "said"), REFUSED, ids=[said[:30] for *_, said in REFUSED])
-def test_what_cannot_be_built_is_one_sentence(tmp_path: Path, name: str, changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("name", "changes", "match"), REFUSED, ids=[match[:30] for *_, match in REFUSED])
+def test_unsupported_configs_are_refused(tmp_path: Path, name: str, changes: dict[str, Any], match: str) -> None:
     raw, target = RAW[name], DEMO if name == "eagle3" else TINY
     drafter = infer_drafter(folder(tmp_path, raw))
     load_draft(drafter, str(tmp_path), target)
     nested = {key: raw[key] | value for key, value in changes.items() if key == "dflash_config"}
-    with pytest.raises(UserError, match=said) as refusal:
+    with pytest.raises(UserError, match=match) as refusal:
         load_draft(drafter, folder(tmp_path, raw | changes | nested), target)
     assert "\n" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Draft models of every published format against a plain restatement of their formulas; what their rows may not see."""
+"""Drafts of each published format against a plain implementation of the formulas, without caches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.compile.tiny import write_model
 from tests.model.drafted import Drafted, graphs_of, steps
 from tests.model.heads import BLOCK_FACTS, BLOCKS, MASK, write_block, write_head
 
-# of the two formats of a head, what they may say
+# variants of an EAGLE-3 head: keyword arguments of `write_head`
 HEADS: dict[str, dict[str, Any]] = {
     "speculators": {},
     "normed after": {"adds_normed": False},
     "original": {"original": True},
     "all ids": {"draft_vocab": 64},
 }
-# of each kind of drafter: the k of its graphs, the first of which is that of the steps
+# drafter -> sets of k to build; steps use the first k of a set
 KS = {"parallel": ((1,), (2,), (5,), (3, 7), (16,)), "eagle3": ((1,), (4,)), "dflash": ((1,), (5,))}
 DRAFTS = ["parallel", *(f"eagle3 {name}" for name in HEADS), *(f"dflash {form}" for form in BLOCKS)]
 
@@ -49,7 +49,7 @@ def _steps(folder: Path, draft: str, ks: tuple[int, ...], count: int, **more: An
 
 
 class Plain:
-    """Layers by their formulas: no cache, every row computed anew, positions rotated as complex numbers."""
+    """Decoder layers from the formulas: no cache, RoPE as multiplication of complex numbers."""
 
     def __init__(self, folder: Path, draft: str) -> None:
         self.raw = json.loads((folder / draft / "config.json").read_text())
@@ -74,7 +74,7 @@ class Plain:
         return torch.cat((rotated.real, rotated.imag), -1)
 
     def attention(self, at: str, h_NE: Tensor, context_SE: Tensor, seen: Tensor) -> Tensor:
-        """Of the rows `h`, at the positions after those of the context, over both."""
+        """Attention of rows `h` over the context and `h`; `h` follows the context."""
         both = torch.cat((context_SE, h_NE))
         q, k, v = (
             self.product(f"{at}.{name}_proj", x).unflatten(-1, (-1, self.config["head_dim"])).transpose(0, 1)
@@ -95,7 +95,7 @@ class Plain:
 
 
 class Head(Plain):
-    """An EAGLE-3 head: of the rows of a prompt, of accepted ids and of drafts."""
+    """An EAGLE-3 head over all rows: prompt, accepted ids and drafts."""
 
     def __init__(self, folder: Path, draft: str) -> None:
         super().__init__(folder, draft)
@@ -105,7 +105,7 @@ class Head(Plain):
         self.ids_D = offsets_D + torch.arange(len(offsets_D))
 
     def rows(self, next_S: Tensor, x_SE: Tensor) -> Tensor:
-        """(S, E) the layer's output at all rows."""
+        """(S, E) the layer's outputs."""
         normed, count = self.norm("layers.0.hidden_norm", x_SE), len(x_SE)
         joined = torch.cat((self.norm("layers.0.input_layernorm", self.embed[next_S]), normed), -1)
         causal = torch.ones(count, count, dtype=torch.bool).tril()
@@ -114,16 +114,16 @@ class Head(Plain):
 
     def __call__(self, known: list[int], drafts: list[int], states: list[Tensor]) -> tuple[Tensor, list[int]]:
         ids = torch.tensor(known + drafts)
-        x_SE, found = self.product("fc", torch.cat([states[tap] for tap in self.taps], -1)), []
+        x_SE, actual = self.product("fc", torch.cat([states[tap] for tap in self.taps], -1)), []
         for _ in drafts:
             last = self.rows(ids[1 : len(x_SE) + 1], x_SE)[-1:]
-            found.append(self.product("lm_head", self.norm("norm", last)))
+            actual.append(self.product("lm_head", self.norm("norm", last)))
             x_SE = torch.cat((x_SE, last))
-        return torch.cat(found), self.ids_D[torch.cat(found).argmax(-1)].tolist()
+        return torch.cat(actual), self.ids_D[torch.cat(actual).argmax(-1)].tolist()
 
 
 class Block(Plain):
-    """A DFlash draft: context and block side by side."""
+    """A DFlash draft over context and block."""
 
     def __init__(self, folder: Path, draft: str) -> None:
         super().__init__(folder, draft)
@@ -142,7 +142,7 @@ class Block(Plain):
         return logits_kV, self.decoded(known[-1], logits_kV)
 
     def decoded(self, token: int, logits_kV: Tensor) -> list[int]:
-        """The greedy drafts after the input id; with a Markov head all but the first are of their row's best ids."""
+        """Greedy drafts after the input id; with a Markov head, drafts after the first are among the row's TOP best."""
         names, drafts = [f"markov_head.markov_{w}.weight" for w in ("w1", "w2")], [token]
         for logits_V in logits_kV:
             scores_V = logits_V
@@ -156,7 +156,7 @@ class Block(Plain):
 
 
 class Masked:
-    """A parallel draft as PARD's own inference: the known ids and k - 1 masks in a causal forward, the last k rows."""
+    """PARD's published inference: all ids and k - 1 masks in a causal forward pass; drafts are its last k rows."""
 
     def __init__(self, folder: Path, draft: str) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder / draft, dtype=torch.float32)
@@ -175,25 +175,25 @@ FORMULAS: dict[str, Any] = {"parallel": Masked, "eagle3": Head, "dflash": Block}
 )
 @torch.no_grad()
 def test_drafts_are_those_of_the_formulas(folder: Path, draft: str, k_0: bool) -> None:
-    """After a prompt, after steps that accept any number of drafts, and after those of k 0."""
+    """After a prompt, after steps that accept a random number of drafts, and after steps of k = 0."""
     drafter, *_ = draft.split()
     plain = FORMULAS[drafter](folder, draft)
-    theirs = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    hf = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     for ks in KS[drafter]:
         for n, step in enumerate(_steps(folder, draft, ks, 3, k_0=k_0)):
             for drafted in step:
-                states = theirs(torch.tensor([drafted.known[:-1]]), output_hidden_states=True).hidden_states
+                states = hf(torch.tensor([drafted.known[:-1]]), output_hidden_states=True).hidden_states
                 logits, drafts = plain(drafted.known, drafted.drafts, [state[0] for state in states])
                 assert torch.allclose(drafted.logits, logits, atol=1e-4, rtol=0), n
                 assert drafted.drafts == drafts
 
 
-# the first position after the input id whose keys and values are never read; a parallel draft writes K ids again
+# offset to the input id's position from which keys and values are never read; a parallel draft rewrites K ids
 @pytest.mark.parametrize(
     ("draft", "unread"), [("parallel", -4), ("eagle3 speculators", 0), ("dflash z-lab", 0), ("dflash deepspec", 0)]
 )
 def test_no_row_sees_what_was_not_accepted(folder: Path, draft: str, unread: int) -> None:
-    """Whatever was in the cache from there on is ignored; a stale row before it changes drafts."""
+    """Overwritten rows from that offset on change nothing; one row earlier changes the drafts (negative control)."""
     clean = list(_steps(folder, draft, (4,), 4))
     for spoiled, same in ((unread, True), (unread - 1, False)):
         steps_of = zip(clean, _steps(folder, draft, (4,), 4, spoiled=spoiled), strict=True)

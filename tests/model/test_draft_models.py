@@ -1,4 +1,4 @@
-"""Draft models on ranks and on simulated kernels, and the decoding with a Markov head."""
+"""Draft models on several ranks and on simulated kernels, and Markov decoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trnspec.bundle.checkpoint import Checkpoint
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target and an EAGLE-3 head, as large as a kernel of a packed MLP needs."""
+    """A target and an EAGLE-3 head, with the hidden size that the packed MLP kernels require."""
     folder = tmp_path_factory.mktemp("models")
     target = write_model(folder / "target", 1, num_hidden_layers=8, hidden_size=128)
     write_head(folder / "head", target, hidden_size=128)
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _head(folder: Path, ctx: Context, rank: int = 0, packing: Packing | None = None) -> Eagle3Model:
-    """The head on one of the ranks."""
+    """The head on one rank."""
     target = load_config(str(folder / "target"))
     config = load_draft(Eagle3, str(folder / "head"), target)
     checkpoint, draft = Checkpoint(folder / "head", config), Eagle3Model(config, ctx)
@@ -57,7 +57,7 @@ def _params(temperature: list[float], top_k: list[float], top_p: list[float]) ->
 
 
 def _of_head(folder: Path, ctx: Context, rank: int) -> Tensor:
-    """Drafts of random rows, greedy and sampled, filtered and not; the features of random states are one rank's."""
+    """Drafts of random rows, greedy and sampled, with and without filters; checks the features of random states."""
     params = _params([0.0, 0.7, 1.3, 0.0, 0.9, 2.0], [0.0, 0.0, 5.0, 0.0, 0.0, 9.0], [1.0, 1.0, 1.0, 1.0, 0.8, 0.9])
     x_B1E, states_B1F = (torch.randn(6, 1, n * 128, generator=torch.Generator().manual_seed(n)) for n in (1, 3))
     draft = _head(folder, ctx, rank)
@@ -84,8 +84,8 @@ def _of_markov_head(vocabulary: int, ctx: Context, rank: int, k: int = 4) -> Ten
 
 
 def _markov_numbers(vocabulary: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """w1, w2 and the logits of k rows of four sequences, less different than their noise."""
-    # ranks are threads, which share torch's generator
+    """w1, w2 and the logits of k rows of four sequences, which vary less than the noise."""
+    # not torch's global generator: ranks are threads
     generator = torch.Generator().manual_seed(1)
     w1, w2 = (torch.randn(vocabulary, 4, generator=generator) for _ in "12")
     return w1, w2, 0.3 * torch.randn(4, k, vocabulary, generator=generator)
@@ -93,9 +93,9 @@ def _markov_numbers(vocabulary: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("vocabulary", [TOP, 64])
 def test_a_markov_decoding_is_a_chain_of_samples(vocabulary: int) -> None:
-    """Each sequence by its temperature, the last one of one id. Of more ids than candidates, these are the TOP that are
-    best with their noise: chosen without it, a sampled draft would seldom be among them."""
-    k, found = 4, _of_markov_head(vocabulary, ONE_RANK, 0).tolist()
+    """Sequences with different temperatures, one with top-k 1. Candidates are the TOP ids with the best logit plus
+    noise: a sampled draft would seldom be among the TOP best logits."""
+    k, actual = 4, _of_markov_head(vocabulary, ONE_RANK, 0).tolist()
     w1, w2, logits_BkV = _markov_numbers(vocabulary, k)
     for b, (temperature, top_k) in enumerate(zip(MARKOV.temperature_R.tolist(), (0, 0, 0, 1), strict=True)):
         before = b
@@ -109,26 +109,26 @@ def test_a_markov_decoding_is_a_chain_of_samples(vocabulary: int) -> None:
             if top_k:
                 scores_C = (logits_V + bias_V)[best_C]
             before = int(best_C[scores_C.argmax()])
-            assert found[b][n] == before, (b, n)
+            assert actual[b][n] == before, (b, n)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dspark"])
 @torch.no_grad()
 def test_two_ranks_draft_what_one_does(folder: Path, kind: str) -> None:
-    """Each rank has half of the logits; candidates and drafts are of both."""
+    """Each rank has half of the logits; candidates and drafts are from both halves."""
     of_rank: Callable[[Context, int], Tensor] = {
         "eagle3": lambda ctx, rank: _of_head(folder, ctx, rank),
         "dspark": lambda ctx, rank: _of_markov_head(64, ctx, rank),
     }[kind]
     expected = of_rank(ONE_RANK, 0)
     assert len({*expected.flatten().tolist()}) > 3
-    for found in on_ranks(2, lambda ops: of_rank(NkiContext(2, ops, simulated.serve), ops.rank)):
-        assert torch.equal(found, expected)
+    for actual in on_ranks(2, lambda ops: of_rank(NkiContext(2, ops, simulated.serve), ops.rank)):
+        assert torch.equal(actual, expected)
 
 
 @torch.no_grad()
 def test_kernels_serve_a_head(folder: Path) -> None:
-    """Several rows, then one: attention of plain projections, and an MLP that is one launch on packed weights."""
+    """Several rows, then one: attention with unpacked projections, and the packed MLP kernel."""
     states = torch.randn(2, 3, 3 * 128, generator=torch.Generator().manual_seed(7))
     ids, table = torch.tensor([[3, 60, 9], [5, 5, 1]], dtype=torch.int32), torch.tensor([[1], [2]], dtype=torch.int32)
     meta, outputs = AttentionMetadata(torch.tensor([[0, 1, 2], [90, 91, 92]], dtype=torch.int32), table), []

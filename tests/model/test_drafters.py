@@ -1,7 +1,7 @@
-"""Every drafter emits the target's tokens, whatever it proposes, at every k and batch, greedy and sampled.
+"""The emitted tokens are the target's with each drafter, k and batch, greedy and sampled.
 
-The law's home: eager graphs on one rank in fp32. The second look, marked slow, is one compiled bundle for each drafter,
-in bf16 or on two ranks. test_invariance.py has limits, order and the context's end.
+Home of the law: eager graphs on one rank in fp32. The slow second look is one compiled bundle per drafter, in bf16 or
+on two ranks. test_invariance.py has limits, order and the end of the context.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from compile.recipes import ROOT
 from model.drafters.registry import DRAFTERS
-from model.strict import Wrong
+from model.strict import ValidationError
 from tests.model.family import eager_engine, family_spec, some_graphs
 from trnspec.bundle.plan import make_plan
 from trnspec.bundle.spec import spec_from_json
@@ -44,7 +44,7 @@ def _requests(count: int, seed: int, filters: bool = True) -> list[Request]:
     for _ in range(count):
         by = (rng.choice([0, 9, 40]), rng.choice([1.0, 0.9]), rng.choice([0.0, 0.02])) if filters else (0, 1.0, 0.0)
         params = Params(rng.choice([0.0, 0.7, 1.2]), *by, rng.getrandbits(64))
-        # some prompts are one id, and some meet the context's end
+        # prompts of one id, and prompts that reach the end of the context
         length = rng.choice([1, 2, 5, 17, 60, 118])
         requests.append(Request(tuple(rng.randrange(64) for _ in range(length)), params, rng.choice([3, 12, 20])))
     return requests
@@ -69,7 +69,7 @@ def test_tokens_are_the_targets(family: Path, drafter: str, changes: dict[str, A
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "changes"), COMPILED, ids=_name)
 def test_a_compiled_bundle_emits_the_targets_tokens(family: Path, drafter: str, changes: dict[str, Any]) -> None:
-    """The requests of every other case filter: XLA compiles one graph of a step for each, and that takes the time."""
+    """Only every other case has filters: each variant of a step is another graph to compile."""
     requests = _requests(12, len(str(changes)), filters=COMPILED.index((drafter, changes)) % 2 == 0)
     runners = some_graphs(family, "none", dtype=changes.get("dtype", "fp32")), some_graphs(family, drafter, **changes)
     _check(*(Engine(runner, engine_config(runner.bundle)).run(requests) for runner in runners))
@@ -82,18 +82,18 @@ def test_a_manifest_names_the_drafter_its_config_and_its_state(family: Path) -> 
     assert [(t.name, t.shape, t.dtype) for t in state] == [("draft_model.slots.ids", (3, 3, 1), "int32")]
     draft = spec.as_json()["draft_config"]
     for changes, why in (
-        ({"drafter": "chain"}, "draft_config.mask_id is no field"),
+        ({"drafter": "chain"}, "draft_config.mask_id is not a field"),
         ({"drafter": "ngram"}, "drafter is ngram"),
         ({"drafter": "oracle"}, "drafter is oracle, expected one of"),
         ({"draft_config": draft | {"mask_id": -2}}, "mask_id is -2"),
         ({"draft_config": draft | {"head_dim": 31}}, "head_dim is 31, expected a multiple of 2"),
     ):
-        with pytest.raises(Wrong, match=why):
+        with pytest.raises(ValidationError, match=why):
             spec_from_json(spec.as_json() | changes)
 
 
 def test_nothing_but_the_registry_names_a_drafter() -> None:
-    """So that a new one is one file and one line; NxDI takes plain drafts only."""
+    """Adding a drafter needs a file and a line in the registry; NxDI supports plain drafts only."""
     quoted = "|".join(name for name in DRAFTERS if name != "none")
     named = re.compile(rf'"({quoted})"|model\.drafters(\.(?!registry)| import)')
     files = [f for folder in ("model", "trnspec", "compile", "serve") for f in (ROOT / folder).rglob("*.py")]
@@ -103,14 +103,14 @@ def test_nothing_but_the_registry_names_a_drafter() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
 def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
-    """Prompts of one id and of several, greedy and sampled; the target's tokens of torch."""
+    """Prompts of one id and of several, greedy and sampled, against the torch backend without drafts."""
     requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]
     expected = eager_engine(family, "none", batch=8).run(requests)
     results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
     assert [r.ids for r in results] == [r.ids for r in expected]
 
 
-class InTurn(AdaptiveK):
+class Cycle(AdaptiveK):
     """Another k in each step."""
 
     def choose(self) -> int:
@@ -118,20 +118,20 @@ class InTurn(AdaptiveK):
         return self.ks[0]
 
     def ended(self, k: int, seconds: float | None, requests: Any) -> None:
-        """The order is given."""
+        """Ignores measurements."""
 
 
 @pytest.mark.parametrize(("drafter", "max_k"), [("eagle3", 6), ("dflash", 5)])
 def test_tokens_are_the_targets_after_steps_of_k_0(family: Path, drafter: str, max_k: int) -> None:
     requests, engine = _requests(6, 5), eager_engine(family, drafter, k=f"2,{max_k}", batch=1)
-    engine.step_k, keys = InTurn([max_k]), engine.runner.keys  # type: ignore[attr-defined]
+    engine.step_k, keys = Cycle([max_k]), engine.runner.keys  # type: ignore[attr-defined]
     engine.step_k.ks, first = (max_k, 0, 2, 0), len(keys)
     _check(eager_engine(family, "none", batch=8).run(requests), engine.run(requests))
     assert {key.k for key in keys[first:] if not key.is_prefill} == {0, 2, max_k}
 
 
 def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:
-    """The state of a drafter too, so that the same drafts are accepted: a last chunk of one id has those before it."""
+    """Same ids and accepted drafts, so the drafter's state is the same, too; the last chunk may be one id."""
     prompts = [tuple((n * n + 3 * n) % 64 for n in range(length)) for length in (129, 130, 200, 256)]
     requests = [Request(p, Params(1.0, seed=n), 9) for n, p in enumerate(prompts)]
     for drafter in ("chain", "parallel", "eagle3", "dflash"):

@@ -1,4 +1,4 @@
-"""Every command ends in a sentence, Ctrl-C included, wherever it is met."""
+"""Ctrl-C ends a command with one sentence."""
 
 import signal
 
@@ -9,7 +9,7 @@ from model.errors import UserError, run_cli
 
 @pytest.mark.parametrize("error", [ValueError, OSError, UserError])
 def test_ctrl_c_ends_the_command_with_one_sentence(error: type[Exception], capsys: pytest.CaptureFixture[str]) -> None:
-    """Inside of a library that raises an error of its own for it, as safetensors does of one inside of a slice."""
+    """Also if a library converts it to another error, as safetensors does in a slice."""
 
     def main() -> None:
         try:

@@ -1,7 +1,7 @@
-"""A small battery for the counter-based generator, as it is used: by id, by position, by seed.
+"""Statistical tests of the counter-based generator in the orders in which sampling reads it: id, position, seed.
 
-Each statistic is a standard score, near a normal deviate for independent uniform words. Threefry with
-two rounds fails; the documented 13 must pass in every order in which sampling reads the stream.
+Each statistic is a standard score, approximately normal for independent uniform words. Threefry with two rounds fails;
+the documented 13 rounds must pass in each order.
 """
 
 from __future__ import annotations

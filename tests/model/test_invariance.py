@@ -1,6 +1,6 @@
-"""Same seed, same tokens, whatever the limit, the batch and its order; test_drafters.py has every drafter.
+"""Same seed, same tokens, for any k limit, batch and order of requests; test_drafters.py covers the drafters.
 
-In eager graphs; a compiled bundle in both dtypes is the second look.
+Home: eager graphs; second look: a compiled bundle in both dtypes.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def _ids(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 
 def _check(engines: Callable[[bool], Engine], requests: list[Request], k: int) -> None:
-    """`engines(speculative)` makes one; a limit for each k."""
+    """Compares `engines(True)` with `engines(False)`, also shuffled, one request at a time, and with each k limit."""
     count = len(requests)
-    expected, found = _ids(engines(False), requests), engines(True).run(requests)
-    assert [r.ids for r in found] == expected
-    assert 0 < sum(sum(r.accepted) for r in found) < sum(sum(r.drafted) for r in found)
+    expected, actual = _ids(engines(False), requests), engines(True).run(requests)
+    assert [r.ids for r in actual] == expected
+    assert 0 < sum(sum(r.accepted) for r in actual) < sum(sum(r.drafted) for r in actual)
     order = random.Random(2).sample(range(count), count)
     shuffled = _ids(engines(True), [requests[i] for i in order])
     assert [shuffled[order.index(i)] for i in range(count)] == expected
@@ -80,9 +80,9 @@ def test_buckets_do_not_show(family: Path) -> None:
     assert _ids(eager_engine(family), requests) == _ids(eager_engine(family, max_len=256), requests)
 
 
-@pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "alone"])
+@pytest.mark.parametrize("speculative", [True, False], ids=["drafts", "no drafts"])
 def test_what_the_devices_hand_to_the_next_step_does_not_show(family: Path, speculative: bool) -> None:
-    """Unread ids and positions as the next step's inputs: more requests than slots, buckets that change."""
+    """Device-resident ids and positions as inputs of the next step; more requests than slots, changing buckets."""
     requests = _requests(8, 7, tokens=50)
     ahead = eager_engine(family, "chain", speculative, AsyncEngine, max_len=256)
     ids, followed = ids_ahead(ahead, requests)
@@ -91,23 +91,23 @@ def test_what_the_devices_hand_to_the_next_step_does_not_show(family: Path, spec
 
 
 def test_the_end_of_the_context_is_reached_and_not_passed(family: Path) -> None:
-    """Also by steps that are launched ahead, whose limits are those of the step before."""
+    """Also by steps that are launched ahead, with the limits of the step before."""
     requests = [Request((9, 2, 7) * n, Params(0.9, seed=n), 1000) for n in range(5, 9)]
     expected = eager_engine(family, "chain", False).run(requests)
     assert {(len(q.ids) + len(r.ids), r.finish_reason) for q, r in zip(requests, expected, strict=True)} == {
         (128, "context")
     }
-    found = eager_engine(family, "itself").run(requests)
-    assert [(r.ids, r.finish_reason) for r in found] == [(r.ids, r.finish_reason) for r in expected]
+    actual = eager_engine(family, "itself").run(requests)
+    assert [(r.ids, r.finish_reason) for r in actual] == [(r.ids, r.finish_reason) for r in expected]
     assert ids_ahead(eager_engine(family, "itself", True, AsyncEngine), requests)[0] == [r.ids for r in expected]
 
 
 def test_eos_and_stop_cut_inside_an_accepted_block(family: Path) -> None:
     engine, request = eager_engine(family, "itself"), Request((9, 2, 7), Params(1.5, seed=2), 40)
-    (whole,) = engine.run([request])
-    assert whole.tokens_per_step > 1.3, "a block must hold several tokens for this test to mean anything"
+    (full,) = engine.run([request])
+    assert full.tokens_per_step > 1.3, "steps must emit several tokens for this test to mean anything"
     for at in range(3, 20, 2):
-        token = whole.ids[at]
-        first = whole.ids.index(token)
+        token = full.ids[at]
+        first = full.ids.index(token)
         (cut,) = engine.run([Request(request.ids, request.params, 40, (token,))])
-        assert (cut.ids, cut.finish_reason) == (whole.ids[: first + 1], "eos")
+        assert (cut.ids, cut.finish_reason) == (full.ids[: first + 1], "eos")

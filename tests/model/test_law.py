@@ -1,10 +1,9 @@
-"""The law of the emitted text by exact enumeration, across step boundaries.
+"""The distribution of the output by exact enumeration, across step boundaries.
 
-Two tabular models, whose next-token logits depend on the whole prefix, run through the real fused
-step. At each position the noise matters only through the tokens that it makes every context of
-either model draw, so noise space falls into cells; one representative of each cell, weighted by
-the cell's probability, stands for all of it. Every combination of cells over the positions runs as
-one row of a batch, and the weighted text counts must equal the target's own law.
+Two tabular models, whose next-token logits depend on the full prefix, run through the real fused step. At each position
+the noise matters only through the token that each context of either model samples, so the noise space divides into
+cells; one point of each cell, weighted by the cell's probability, represents it. Each combination of cells over the
+positions is one row of a batch, and the weighted counts of outputs must equal the target's distribution.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ class Size(NamedTuple):
 
 BOUND = 1e-3
 POINTS = 1 << 17
-# the text so far is one start token at position 0
+# the prefix is one start token at position 0
 START = 0
 # the first input id's position: a prompt has an id before it
 BEGIN = 1
-# in a state: a place whose id the row did not see
+# in a hidden state: a position after the row's
 NOT_SEEN = -1
 MIXES = [Mix(), Mix(0.6), Mix(1.4, top_k=2), Mix(1.0, top_p=0.8), Mix(0.9, min_p=0.25), Mix(1.2, 2, 0.9, 0.1)]
 SIZES = [Size(2, 2, 4), Size(3, 1, 3), Size(3, 2, 3), Size(4, 3, 2)]
@@ -73,7 +72,7 @@ def _prefixes(size: Size, length: int) -> list[tuple[int, ...]]:
 
 
 class Table(LanguageModel):
-    """Logits by prefix; the ids of the prefix live in the cache, as keys and values do."""
+    """Logits by prefix; the cache stores the ids of the prefix in place of keys."""
 
     def __init__(self, size: Size, seed: int) -> None:
         config: Any = SimpleNamespace(head_size="vocab_size", vocab_size=size.vocabulary, mask_id=0, seed=seed)
@@ -86,13 +85,13 @@ class Table(LanguageModel):
         ]
 
     def hidden(self, ids_BN: Tensor, caches: list[Cache], meta: AttentionMetadata) -> Hidden:
-        """The logits of each row, as hidden states; a mask is id 0, seen by the masks after it."""
+        """The logits of each row as hidden states; a mask token is id 0 and visible to the masks after it."""
         written = EAGER.append(
             caches[0].k, ids_BN[:, None, :, None].float(), torch.arange(len(ids_BN))[:, None], meta.positions_BN
         )
         text_BS = written[:, 0, :, 0].long()
         x_BNV = torch.stack([self._after(text_BS, p_B) for p_B in meta.positions_BN.T], 1)
-        # the state of a row: the text up to it; an EAGLE-3 head needs none of it, for the ids are in its cache
+        # the tapped state of a row: the prefix up to it, for DFlash; an EAGLE-3 head has the ids in its cache
         seen_BNS = torch.arange(text_BS.shape[1]) <= meta.positions_BN[..., None]
         states_BNS = torch.where(seen_BNS, text_BS.clamp(min=0)[:, None], NOT_SEEN)
         return Hidden(x_BNV, [Cache(written, caches[0].v)], states_BNS)
@@ -118,7 +117,7 @@ class Table(LanguageModel):
 
 
 class HeadRows(nn.Module):
-    """A table as an EAGLE-3 head: the row at position p has the id of p + 1, and what follows that as its output."""
+    """A table as an EAGLE-3 head: the row at position p has the id of p + 1; its output is the logits of p + 2."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -150,9 +149,9 @@ class HeadRows(nn.Module):
 
 
 class TableBlock(nn.Module):
-    """A table as a DFlash draft of shifted rows: the context is the ids of the text, a mask is id 0.
+    """A table as a shifted DFlash draft: the context is the ids of the prefix, a mask token is id 0.
 
-    With a Markov head the decoding is the model's own, over tables of a few numbers.
+    With a Markov head it decodes with the model's methods.
     """
 
     markov_decode, _candidates = DFlashModel.markov_decode, DFlashModel._candidates
@@ -175,7 +174,7 @@ class TableBlock(nn.Module):
         return self.table.hidden(ids_BN, caches, meta).caches
 
 
-# the drafter of a table, and whether the host drafts
+# name -> the drafter of a table
 DRAFTERS: dict[str, Callable[[Table], Drafter]] = {
     "chain": Chain,
     "parallel": Parallel,
@@ -193,31 +192,31 @@ def _models(size: Size) -> list[Table]:
 
 @functools.cache
 def _cells(size: Size, mix: Mix) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each position the representatives (cells, V) of its noise, and their probabilities."""
-    found = []
+    """For each position one noise vector (cells, V) per cell, and the cells' probabilities."""
+    actual = []
     for table in zip(*(m.of_length for m in _models(size)), strict=True):
         laws = [law_of_filter(row.astype(np.float64), *mix) for t in table for row in t.numpy()]
         points = torch.quasirandom.SobolEngine(size.vocabulary, scramble=True, seed=1).draw(POINTS, dtype=torch.float64)
         noise = -np.log(-np.log(points.clamp(1e-12, 1 - 1e-12).numpy()))
-        draws, margin = [], np.full(POINTS, np.inf)
+        samples, margin = [], np.full(POINTS, np.inf)
         for law in laws:
             with np.errstate(divide="ignore"):
                 scores = np.log(law) + noise
-            draws.append(scores.argmax(1))
+            samples.append(scores.argmax(1))
             best = np.sort(scores, 1)
             margin = np.minimum(margin, best[:, -1] - best[:, -2])
-        _, cell = np.unique(np.stack(draws), axis=1, return_inverse=True)
+        _, cell = np.unique(np.stack(samples), axis=1, return_inverse=True)
         cell = cell.reshape(-1)
-        # the point farthest from every boundary speaks for its cell: rounding cannot move it out
+        # the point farthest from the boundaries represents its cell: rounding cannot move it to another cell
         order = np.argsort(margin)
         representative = np.zeros(cell.max() + 1, np.int64)
         representative[cell[order]] = order
-        found.append((noise[representative], np.bincount(cell) / POINTS))
-    return found
+        actual.append((noise[representative], np.bincount(cell) / POINTS))
+    return actual
 
 
 def _emitted_law(size: Size, mix: Mix, drafter: str) -> tuple[dict[tuple[int, ...], float], float]:
-    """The law of the first tokens that the fused step emits, and the share of drafts accepted."""
+    """The distribution of the first tokens that the fused step emits, and the mean tokens per step."""
     cells, models = _cells(size, mix), _models(size)
     index = np.stack(np.meshgrid(*(np.arange(len(w)) for _, w in cells), indexing="ij"), -1).reshape(-1, size.tokens)
     weight = np.prod([w[index[:, p]] for p, (_, w) in enumerate(cells)], 0)
@@ -226,7 +225,7 @@ def _emitted_law(size: Size, mix: Mix, drafter: str) -> tuple[dict[tuple[int, ..
     for p, (points, _) in enumerate(cells):
         noise_BSV[:, p + 1 + BEGIN] = torch.from_numpy(points[index[:, p]]).float()
 
-    # seeds carry the row's number, so that the injected noise is that of (row, position)
+    # seeds are the row's number, so that the injected noise is a function of (row, position)
     def noise(ops: Any, seed_R2: Tensor, positions_R: Tensor, ids_V: Tensor) -> Tensor:
         return noise_BSV[seed_R2[:, 0].long(), positions_R.long().clamp(max=length - 1)]
 
@@ -247,10 +246,10 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
         return [Cache(torch.full((batch, 1, length, 1), -1.0), torch.zeros(batch, 1, length, 1))]
 
     ids, position = torch.full((batch, 1), START, dtype=torch.int32), torch.full((batch,), BEGIN, dtype=torch.int32)
-    kept = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
+    slots = torch.zeros(batch, size.k if isinstance(pair.drafter, Parallel) else 1, 1, dtype=torch.int32)
     if isinstance(pair.draft_model, HeadRows):
-        kept = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
-    drafts, targets = DraftState(cache(), (kept,)), cache()
+        slots = pair.draft_model.table.of_length[0].expand(batch, 1, -1)
+    drafts, targets = DraftState(cache(), (slots,)), cache()
     on_host, generator = pair.drafter.model is None, torch.Generator().manual_seed(size.k)
     text = np.full((batch, size.tokens), -1)
     steps = np.zeros(batch)
@@ -275,7 +274,7 @@ def _run(pair: Pair, size: Size, mix: Mix, batch: int, length: int) -> tuple[np.
             text[keep, place[keep]] = out.accepted_tokens[keep, n]
         steps += position.numpy() < size.tokens + BEGIN
         ids, position, drafts, targets = out.next_ids, out.next_positions, out.draft_state, out.target_caches
-        # a finished row stays where it is: its further tokens are not part of the law
+        # finished rows stay at the last position; their tokens are not counted
         position = position.clamp(max=size.tokens + BEGIN)
     return text, size.tokens / steps
 
@@ -293,12 +292,12 @@ def _target_law(size: Size, mix: Mix) -> dict[tuple[int, ...], float]:
 
 
 def _distance(size: Size, mix: Mix, drafter: str = "chain") -> tuple[float, float]:
-    found, tokens_per_step = _emitted_law(size, mix, drafter)
+    actual, tokens_per_step = _emitted_law(size, mix, drafter)
     expected = _target_law(size, mix)
-    return max(abs(found[t] - expected[t]) for t in expected), tokens_per_step
+    return max(abs(actual[t] - expected[t]) for t in expected), tokens_per_step
 
 
-# every mix at two of the sizes, every size with two to four of the mixes
+# each mix with two sizes
 CASES = [(mix, SIZES[place % len(SIZES)]) for n, mix in enumerate(MIXES) for place in (n, n + 1)]
 
 
@@ -322,7 +321,7 @@ _ACCEPT = sampling.accept
 
 
 def _one_more(drafts_BK: Tensor, targets_BN: Tensor, limit_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A wrong acceptance: what is emitted first is the draft's own draw."""
+    """A wrong acceptance: the first emitted id is the draft's sample."""
     forged = torch.cat((drafts_BK[:, :1], targets_BN[:, 1:]), 1)
     return _ACCEPT(drafts_BK, forged, limit_B)
 

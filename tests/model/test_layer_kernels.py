@@ -1,6 +1,6 @@
-"""Models on simulated kernels, fused layers included, against torch; graphs with launches.
+"""The model on simulated kernels, with fused layers, against torch; launches in graphs.
 
-tests/compile/test_ranks.py has the tokens of graphs with simulated kernels.
+tests/compile/test_ranks.py compares tokens of graphs with simulated kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from model.graph_key import GraphKey, Stage
 from model.nki import custom_calls, simulated
 from model.nki.context import NkiContext, make_context
 from model.nki.fused_layer import group_sizes
-from model.nki.launches import TARGET, Launch, Result, from_text, to_text
+from model.nki.launches import CUSTOM_CALL_TARGET, Launch, Result, from_text, to_text
 from model.nki.table import KERNELS
 from model.ops import EAGER
 from model.qwen3 import Qwen3
@@ -39,14 +39,14 @@ from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Engine
 from trnspec.engine.request import Request
 
-# the smallest Qwen3 that the fused kernels take
+# the smallest Qwen3 that the fused kernels support
 SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 512}
 CONFIG = dataclasses.replace(PRESETS["Qwen/Qwen3-0.6B"], **SMALL, num_attention_heads=4, num_key_value_heads=2)
 TABLE = torch.tensor([[3, 6], [5, 1]], dtype=torch.int32)
 
 
 class Launches(list[Launch]):
-    """A launcher that simulates, and lists the launches."""
+    """A launcher that simulates and records the launches."""
 
     def __call__(self, launch: Launch, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         self.append(launch)
@@ -73,7 +73,7 @@ def rows(first: int, count: int, table: torch.Tensor) -> AttentionMetadata:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
-    """Prompts of 128 and 256 rows, then rows of two sequences: logits within the dtype's rounding, by kernels only."""
+    """Prefills of 128 and 256 rows, then a step of two sequences: logits within rounding, all by kernels."""
     launches, outs = Launches(), []
     for ctx in (Context(), NkiContext(1, EAGER, launches)):
         model, caches = model_of(ctx, dtype), empty_caches(CONFIG, 1, 8, dtype)
@@ -85,12 +85,12 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
         x, caches, _ = model.hidden(ids, caches, AttentionMetadata(positions, TABLE))
         outs.append(model.logits(x))
         assert all(not t[[0, 2, 4, 7]].any() for cache in caches for t in cache)
-    # a layer rounds a dozen times on the way
+    # about a dozen roundings per layer
     bound = 24 * torch.finfo(dtype).eps * outs[0].abs().max()
     assert (outs[0] - outs[1]).abs().max() <= bound
     assert launches.pop().kernel == "prompt_product", "the head"
     expected = {"append_rows": 2, "prompt_attention": 2, "prompt_product": 4, "prompt_mlp": 1}
-    # a prompt of 128 rows fits the kernel of a step
+    # the decode kernels support the 128 rows of the first prefill
     expected |= {"decode_attention": 1, "decode_mlp": 2}
     per_layer = {name: n / CONFIG.num_hidden_layers for name, n in Counter(x.kernel for x in launches).items()}
     assert per_layer == expected
@@ -98,7 +98,7 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def test_keys_and_values_take_no_products_of_queries() -> None:
-    """Bit by bit those of a product with queries, whose blocks are not multiplied."""
+    """The bits of a full QKV product, without multiplying the queries' blocks."""
     launches = Launches()
     attention: Any = model_of(NkiContext(1, EAGER, launches), torch.bfloat16).layers[0].self_attn
     x, rope = torch.randn(2, 3, 256).bfloat16(), rotation(torch.arange(6, dtype=torch.int32).view(2, 3), CONFIG)
@@ -109,8 +109,8 @@ def test_keys_and_values_take_no_products_of_queries() -> None:
 
 @torch.no_grad()
 def test_launches_of_several_layers_end_where_a_drafter_taps() -> None:
-    """Tapped states, the last rows and all caches have the bits of the halves; the launches have 2, 1 and 2 layers."""
-    found, kernels = [], []
+    """Tapped states, outputs and caches have the bits of single-layer launches; groups have 2, 1 and 2 layers."""
+    actual, kernels = [], []
     for layers in (1, 2):
         launches = Launches()
         model = model_of(NkiContext(1, EAGER, launches, layers), torch.bfloat16, 5)
@@ -120,9 +120,9 @@ def test_launches_of_several_layers_end_where_a_drafter_taps() -> None:
         ids = torch.arange(10, dtype=torch.int32).view(2, 5)
         x, caches, taps = model.hidden(ids, caches, AttentionMetadata(positions, TABLE))
         assert taps is not None
-        found.append([x, taps, *(t for cache in caches for t in cache)])
+        actual.append([x, taps, *(t for cache in caches for t in cache)])
         kernels.append([(x.kernel, len(x.arguments[1]) if x.kernel == "decode_layers" else 0) for x in launches])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(*actual, strict=True))
     halves = [("decode_attention", 0), ("decode_mlp", 0)]
     assert kernels == [halves * 5, [("decode_layers", 2), *halves, ("decode_layers", 2)]]
 
@@ -135,8 +135,8 @@ def test_how_many_layers_each_launch_has() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
-    """Chunks that begin anywhere, the last longer than the rest of the table: within rounding of torch; pools are equal
-    bit for bit, but for the spare blocks. tests/nki_kernels/attention has the rows of a step."""
+    """Chunks at several starts, the last one with padding beyond the table: outputs within rounding of torch, pools
+    bitwise equal except for the spare blocks. tests/nki_kernels/attention covers the rows of a step."""
     torch.manual_seed(0)
     contexts = Context(8), NkiContext(8, EAGER, simulated.serve)
     pools = [empty_caches(PRESETS["Qwen/Qwen3-0.6B"], 8, 20, dtype)[0] for _ in contexts]
@@ -147,7 +147,7 @@ def test_attention_of_a_prompt(dtype: torch.dtype) -> None:
         for i, ctx in enumerate(contexts):
             out, pools[i] = ctx.attention(q, k, v, pools[i], rows(first, count, table))
             outs.append(out.float()[:, :, : 1024 - first])
-        # relative to the largest output: torch's sums are in fp32, in an order of the processor's
+        # relative to the largest output: torch sums in fp32 in an unspecified order
         assert (outs[0] - outs[1]).abs().max() <= 16 * torch.finfo(dtype).eps * outs[0].abs().max()
     assert all(torch.equal(a[:-SPARE_PAGES], b[:-SPARE_PAGES]) for a, b in zip(*pools, strict=True))
 
@@ -160,7 +160,7 @@ def test_a_launch_survives_as_text() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair with the head dim that attention's kernel supports unpadded."""
+    """A pair with head dim 64."""
     folder = tmp_path_factory.mktemp("simulated")
     sizes: dict[str, Any] = {"scale": 0.3, "hidden_size": 64, "head_dim": 64, "eos_token_id": None}
     for name, layers in (("target", 2), ("draft", 1)):
@@ -170,7 +170,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("without", [(), ("verify_attention", "accept_drafts")], ids=str)
 def test_the_graph_has_the_calls_but_those_of_kernels_that_are_left_out(folder: Path, without: tuple[str, ...]) -> None:
-    """Each layer's attention, the noise, the samples and the acceptance are calls by the compiler's name."""
+    """Attention, noise, sampling and acceptance are custom calls with the compiler's target name."""
     plan = make_plan(spec(folder, kernels="nki", without=without).bundle)
     (proto,) = (p for _, p in lower_graphs(plan.spec, [plan.by_key[GraphKey(Stage.STEP, 3, 128)]]))
     kernels = ("verify_attention", "gumbel_noise", "coupled_sample", "weights_above", "accept_drafts")
@@ -180,15 +180,15 @@ def test_the_graph_has_the_calls_but_those_of_kernels_that_are_left_out(folder: 
 @torch.no_grad()
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_that_are_left_out_are_operations_of_the_graph(case: str) -> None:
-    """Those of the reference within rounding; any launch would be refused."""
+    """The results are torch's within rounding; `no_launch` would raise for a launch."""
     nki = make_context("nki", 1, layers=3, without=tuple(KERNELS))
-    for found, expected in zip(CASES[case](nki), CASES[case](Context()), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(CASES[case](nki), CASES[case](Context()), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_no_two_graphs_with_kernels_have_the_same_launches(folder: Path) -> None:
-    """But a prompt's with its log-probabilities, which are operations around the launches of the plain one."""
+    """Except PREFILL_LOGPROBS, which adds HLO operations to the launches of PREFILL."""
     plan = make_plan(spec(folder, kernels="nki", batch=1, max_len=512, chunks=(128, 512)).bundle)
     graphs = [graph for graph in plan.graphs if graph.key.stage is not Stage.PREFILL_LOGPROBS]
     launches = {tuple(_launches(proto)) for _, proto in lower_graphs(plan.spec, graphs)}
@@ -196,13 +196,15 @@ def test_no_two_graphs_with_kernels_have_the_same_launches(folder: Path) -> None
 
 
 def _launches(proto: bytes) -> list[bytes]:
-    calls = (i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == TARGET)
+    calls = (
+        i for c in hlo.parse(proto).computations for i in c.instructions if i.custom_call_target == CUSTOM_CALL_TARGET
+    )
     return sorted(call.backend_config for call in calls)
 
 
 @pytest.mark.slow
 def test_a_failure_inside_a_call_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next request is served, with the tokens of the reference; test_ranks.py has more of these."""
+    """And the next request has the tokens of the reference kernels."""
 
     def broken(launch: Launch, arrays: Any) -> Any:
         raise ValueError("the floor is on fire")
@@ -213,7 +215,7 @@ def test_a_failure_inside_a_call_is_one_sentence(folder: Path, monkeypatch: pyte
         engines.append(Engine(runner, engine_config(runner.bundle)))
     with monkeypatch.context() as patched:
         patched.setattr(custom_calls, "simulate", broken)
-        with pytest.raises(UserError, match="a simulated kernel refused its operands: the floor is on fire"):
+        with pytest.raises(UserError, match="a simulated kernel rejected its operands: the floor is on fire"):
             engines[0].run([request])
-    found, expected = (engine.run([request])[0].ids for engine in engines)
-    assert found == expected
+    actual, expected = (engine.run([request])[0].ids for engine in engines)
+    assert actual == expected

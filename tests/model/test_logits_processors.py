@@ -1,6 +1,6 @@
-"""Full sampling: penalties, bias, allowed ids, grammars and log-probabilities, by oracles; with any drafts.
+"""Full sampling against oracles: penalties, bias, allowed ids, grammars and log-probabilities, with each drafter.
 
-In eager graphs; two ranks of a compiled bundle are the second look.
+Home: eager graphs; second look: two ranks of a compiled bundle.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ PARAMS = [Params(), Params(0.9, seed=11), Params(1.2, 20, 0.9, 0.02, 2**63 + 5)]
 
 
 def words(allowed: Sequence[bool]) -> np.ndarray:
-    """The mask of these ids, in order, as vLLM writes it: id 32 w + b is bit b of word w; spare bits are set."""
+    """The bit mask of vLLM: id 32 w + b is bit b of word w; bits after the last id are set."""
     spare = [True] * (-len(allowed) % 32)
     bits = np.array([*allowed, *spare], np.uint64).reshape(-1, 32)
     return (bits << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32).view(np.int32)
 
 
 def some(count: int, seed: int, share: float = 0.3) -> list[bool]:
-    """Random ids that are allowed, at least one."""
+    """A random mask with at least one allowed id."""
     rng = random.Random(seed)
     allowed = [rng.random() < share for _ in range(count)]
     allowed[rng.randrange(count)] = True
@@ -70,17 +70,17 @@ def _allowed(seed: int, ids: Sequence[int]) -> list[bool]:
 
 
 def _grammar(seed: int) -> Callable[[Sequence[int]], np.ndarray | None]:
-    """Masks that depend on all ids so far; the output ends with one of the ENDS."""
+    """Masks that depend on all ids of the output, which ends with one of the ENDS."""
     return lambda ids: None if ids and ids[-1] in ENDS else words(_allowed(seed, ids))
 
 
 def _every_other(ids: Sequence[int]) -> np.ndarray:
-    """A grammar that never ends a text: half of the ids after each one."""
+    """A grammar without an end: half of the ids after each id."""
     return words([(n + len(ids)) % 2 == 0 for n in range(V)])
 
 
 def _requests(temperature: float = 0.0) -> list[Request]:
-    """Every mix, the last one under a grammar too."""
+    """All mixes with each prompt; the last mix also has a grammar."""
     mixes = [(n, mix, _every_other if name == "all" else None) for n, (name, mix) in enumerate(MIXES.items())]
     return [
         Request(prompt, Params(temperature, seed=n, **mix), TOKENS, (END,), allowed=grammar)
@@ -96,7 +96,7 @@ GRAMMARS = [
 
 
 def _adjusted(logits_V: np.ndarray, request: Request, new: Sequence[int]) -> np.ndarray:
-    """vLLM's order and formulas, in fp64 and one id after the other."""
+    """vLLM's formulas in vLLM's order, in fp64."""
     p, adjusted_V = request.params, logits_V.astype(np.float64)
     for token, bias in p.logit_bias.items():
         adjusted_V[token] += bias
@@ -113,7 +113,7 @@ def _adjusted(logits_V: np.ndarray, request: Request, new: Sequence[int]) -> np.
 
 
 def _mostly(requests: Sequence[Request], results: Sequence[Result]) -> Callable[[Sequence[int], int], list[int]]:
-    """A host's drafts: the ids that followed in a request's text, of which every fifth is a different one."""
+    """Host-side drafts: the next ids of a request's known output, with every fifth id changed."""
     texts = [(*request.ids, *result.ids) for request, result in zip(requests, results, strict=True)]
 
     def propose(ids: Sequence[int], count: int) -> list[int]:
@@ -128,17 +128,17 @@ def _accepted(results: Sequence[Result]) -> tuple[int, int]:
 
 
 def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
-    """Of rows after drafts too: the draft is the target, so that it is right, where an id of the same step counts too.
+    """Also rows after drafts, whose counts include drafts of the same step: the target drafts for itself.
 
-    The control: every mix changes an id.
+    Negative control: each mix changes an id.
     """
-    theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
+    hf = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
     engine, requests, changed, accepted = eager_engine(family, "itself", batch=8), _requests(), set(), 0
     plain = {p: engine.run([Request(p, Params(), TOKENS, (END,))])[0].ids for p in PROMPTS}
     for n, (request, result) in enumerate(zip(requests, engine.run(requests), strict=True)):
         mix = list(MIXES)[n // 2]
         with torch.no_grad():
-            logits_NV = theirs(torch.tensor([[*request.ids, *result.ids]])).logits[0, len(request.ids) - 1 : -1].numpy()
+            logits_NV = hf(torch.tensor([[*request.ids, *result.ids]])).logits[0, len(request.ids) - 1 : -1].numpy()
         for place, token in enumerate(result.ids):
             adjusted_V = _adjusted(logits_NV[place], request, result.ids[:place])
             assert adjusted_V[token] > adjusted_V.max() - 1e-4, (mix, place)
@@ -152,8 +152,8 @@ def test_greedy_ids_are_those_of_the_formulas(family: Path) -> None:
 
 
 def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
-    """transformers' logits and the law of a masked sample, one id after the other."""
-    theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
+    """Samples one id after the other from transformers' masked logits."""
+    hf = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
     results = eager_engine(family, "none", batch=8).run(GRAMMARS)
     for seed, (request, result) in enumerate(zip(GRAMMARS, results, strict=True)):
         p, ids = request.params, list[int]()
@@ -162,7 +162,7 @@ def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
         params = SamplingParams(torch.tensor([p.temperature]), seeds, filters)
         while len(ids) < request.max_new_tokens and not {*ids[-1:]} & {*ENDS}:
             with torch.no_grad():
-                logits_1V = theirs(torch.tensor([[*request.ids, *ids]])).logits[:, -1]
+                logits_1V = hf(torch.tensor([[*request.ids, *ids]])).logits[:, -1]
             logits_1V = torch.where(torch.tensor([_allowed(seed, ids)]), logits_1V, float("-inf"))
             noise_1V = gumbel_noise(EAGER, seeds, torch.tensor([len(request.ids) + len(ids)]), iota(V, seeds))
             ids.append(int(sample(EAGER, logits_1V, params, noise_1V)))
@@ -172,7 +172,7 @@ def test_ids_under_a_grammar_are_those_of_an_oracle(family: Path) -> None:
 
 @pytest.fixture(scope="module")
 def without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tuple[Request, Result]]]:
-    """Requests under grammars, greedy and sampled, as many that need no full sampling, and their results."""
+    """Requests with full sampling, as many without, and their results without speculation."""
     every = [*GRAMMARS, *_requests(), *_requests(0.9)[::3]]
     requests = [dataclasses.replace(r, logprobs=0 if n % 4 else None) for n, r in enumerate(every)]
     free = [Request((5, 6, n), Params(0.8 * (n % 2), seed=n), 20) for n in range(len(requests))]
@@ -182,46 +182,45 @@ def without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tup
 
 @pytest.mark.parametrize("drafter", WITH_DRAFTS)
 def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str, without_drafts: Any) -> None:
-    """Any limit of drafts, slots that others have used, neighbours without any; each drafter has a third
-    of the mixes."""
+    """Different k limits, reused slots, requests without full sampling in the batch; a third of the mixes per drafter."""
     first, grammars = WITH_DRAFTS.index(drafter) % 3, len(GRAMMARS)
     pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in without_drafts)
-    (requests, alone), (free, free_alone) = (zip(*of, strict=True) for of in pairs)
+    (requests, expected), (free, free_expected) = (zip(*of, strict=True) for of in pairs)
     engine = eager_engine(family, drafter, batch=8)
     if drafter == "ngram":
-        engine.propose = _mostly(requests, alone)
+        engine.propose = _mostly(requests, expected)
     limited = [dataclasses.replace(r, k_limit=(None, 0, 2, 1)[n % 4]) for n, r in enumerate(requests)]
     mixed = engine.run([r for pair in zip(limited, free, strict=True) for r in pair])
     for results in (engine.run(requests), mixed[::2]):
-        assert [(r.ids, r.finish_reason) for r in results] == [(r.ids, r.finish_reason) for r in alone]
+        assert [(r.ids, r.finish_reason) for r in results] == [(r.ids, r.finish_reason) for r in expected]
         accepted, drafted = _accepted(results)
         assert 0 < accepted < drafted + (drafter == "itself")
-        for one, other in zip(results, alone, strict=True):
+        for one, other in zip(results, expected, strict=True):
             assert [s.logprob for s in one.scores] == pytest.approx([s.logprob for s in other.scores], abs=1e-5)
-    assert [r.ids for r in mixed[1::2]] == [r.ids for r in free_alone]
+    assert [r.ids for r in mixed[1::2]] == [r.ids for r in free_expected]
 
 
 @pytest.mark.parametrize("drafter", ["chain", "parallel", "eagle3", "dspark", "ngram"])
 def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: str) -> None:
-    """Without full sampling, with log-probabilities and with masks of all ids: steps, drafts and accepted, reasons."""
+    """Equal results without full sampling, with log-probabilities, and with masks that allow all ids."""
     prompts, every_id = [(9, 2, 7), (1, 2, 3, 1, 2, 3, 1, 2), tuple(range(1, 60)) * 2], words([True] * V)
     requests = [Request(p, params, 16, k_limit=1 if params.seed == 11 else None) for p in prompts for params in PARAMS]
-    found, stages, kinds = [], [], list[dict[str, Any]]([{}, {"logprobs": 0}, {"allowed": lambda ids: every_id}])
+    actual, stages, kinds = [], [], list[dict[str, Any]]([{}, {"logprobs": 0}, {"allowed": lambda ids: every_id}])
     for kind in kinds:
         engine = eager_engine(family, drafter, k=3, batch=8)
         engine.runner.keys.clear()  # type: ignore[attr-defined]
         results = engine.run([dataclasses.replace(request, **kind) for request in requests])
-        found.append([dataclasses.replace(result, scores=[]) for result in results])
+        actual.append([dataclasses.replace(result, scores=[]) for result in results])
         stages.append({key.stage for key in engine.runner.keys if not key.is_prefill})  # type: ignore[attr-defined]
-    assert found[0] == found[1] == found[2]
-    assert 0 < _accepted(found[0])[0] < _accepted(found[0])[1]
+    assert actual[0] == actual[1] == actual[2]
+    assert 0 < _accepted(actual[0])[0] < _accepted(actual[0])[1]
     assert stages[0] == {Stage.STEP}
     assert drafter == "ngram" or {Stage.DRAFT, Stage.VERIFY} <= stages[1] & stages[2]
 
 
 def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:
-    """A prompt of several blocks of rows: log-probabilities, ranks and the best ids of every id but the first."""
-    theirs = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
+    """Log-probabilities, ranks and best ids of all ids but the first; prompts of up to several blocks of rows."""
+    hf = AutoModelForCausalLM.from_pretrained(family / "target", dtype=torch.float32)
     engine = eager_engine(family, "none", max_len=256, chunks=(128,))
     for length in (1, 2, 31, 250):
         ids = tuple((7 * n * n + 3 * n) % V for n in range(length))
@@ -229,11 +228,11 @@ def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:
         (result,) = engine.run([Request(ids, params, 2, logprobs=0, prompt_logprobs=5)])
         every = torch.tensor([[*ids, *result.ids]])
         with torch.no_grad():
-            logprobs = theirs(every).logits[0, :-1].log_softmax(-1)
-        own = logprobs.gather(1, every[0, 1:, None])
+            logprobs = hf(every).logits[0, :-1].log_softmax(-1)
+        of_ids = logprobs.gather(1, every[0, 1:, None])
         scores = [*result.prompt_scores, *result.scores]
-        torch.testing.assert_close(torch.tensor([s.logprob for s in scores]), own[:, 0], atol=3e-4, rtol=0)
-        assert [s.rank for s in scores] == (logprobs >= own).sum(-1).tolist()
+        torch.testing.assert_close(torch.tensor([s.logprob for s in scores]), of_ids[:, 0], atol=3e-4, rtol=0)
+        assert [s.rank for s in scores] == (logprobs >= of_ids).sum(-1).tolist()
         assert [[i for i, _ in s.best] for s in result.prompt_scores] == logprobs[: length - 1].topk(5).indices.tolist()
         assert all(s.best == () for s in result.scores)
 
@@ -241,7 +240,7 @@ def test_logprobs_of_a_prompt_are_the_model_s(family: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernels", "draft"), [("reference", "draft"), ("nki", "head")])
 def test_two_ranks_sample_mask_and_score_as_one_does(tmp_path: Path, kernels: str, draft: str) -> None:
-    """Counts of the ids of a rank's logits, and of a head's own ids; a rank's 40 ids begin within a mask's word."""
+    """Counts for a rank's ids and for a head's draft ids; rank 1's 40 ids begin within a word of the mask."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 64, "vocab_size": 80}
     target = write_model(tmp_path / "target", 1, 0.2, **sizes, eos_token_id=None)
     write_model(tmp_path / "draft", 1, 0.2, **sizes, eos_token_id=None, num_hidden_layers=1)
@@ -254,15 +253,15 @@ def test_two_ranks_sample_mask_and_score_as_one_does(tmp_path: Path, kernels: st
             for p in (Params(), Params(1.2, top_k=9, top_p=0.8, seed=2))
         ),
     ]
-    found = []
+    actual = []
     for name, tp in (("reference", 1), (kernels, 2)):
         plan = spec(tmp_path, f"{name}{tp}", kernels=name, tp=tp, k=1, draft=str(tmp_path / draft))
         runner = AsTheyRun(read_bundle(untraced(plan)))
         requests = [Request((3, 5, 7), max_new_tokens=4, **kind) for kind in kinds]
-        found.append(Engine(runner, engine_config(runner.bundle)).run(requests))
-    for one, two in zip(*found, strict=True):
+        actual.append(Engine(runner, engine_config(runner.bundle)).run(requests))
+    for one, two in zip(*actual, strict=True):
         assert one.ids == two.ids
         for mine, other in zip((*one.prompt_scores, *one.scores), (*two.prompt_scores, *two.scores), strict=True):
             assert (mine.rank, [i for i, _ in mine.best]) == (other.rank, [i for i, _ in other.best])
             assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
-    assert all(some(80, n, 0.2)[token] for one in found[0][2:] for n, token in enumerate(one.ids))
+    assert all(some(80, n, 0.2)[token] for one in actual[0][2:] for n, token in enumerate(one.ids))

@@ -1,4 +1,4 @@
-"""Where a model has nothing to sample from, and temperatures of a float's range."""
+"""Requests whose logits overflow, and very low temperatures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = (3, 5, 7)
 
 @pytest.fixture(scope="module")
 def overflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target whose rows overflow from the id POISON on: only its embedding has a number that a norm scales up."""
+    """A target whose rows overflow from id POISON on: only its embedding is nonzero where a norm's weight is huge."""
     base = write_family(tmp_path_factory.mktemp("overflow") / "family")
     target = base / "target"
     weights = load_file(target / "model.safetensors")
@@ -36,8 +36,8 @@ def _run(folder: Path, *requests: Request) -> list[Result]:
 
 
 @pytest.mark.parametrize("params", [Params(), Params(0.8, 20, 0.9, 0.01, seed=4)], ids=["greedy", "filtered"])
-def test_logits_that_overflow_end_their_own_request(overflow: Path, params: Params) -> None:
-    """Neighbours, and those who get the slot next, have the ids that they have without it."""
+def test_overflowing_logits_end_only_their_request(overflow: Path, params: Params) -> None:
+    """Requests in the same batch, and the next ones in the slots, are unaffected."""
     request = Request(PROMPT, params, 5)
     (expected,) = _run(overflow, request)
     poisoned = [Request(p, params, 5) for p in ((2, POISON), (POISON, *PROMPT))]
@@ -48,7 +48,7 @@ def test_logits_that_overflow_end_their_own_request(overflow: Path, params: Para
 
 
 def test_an_id_after_which_logits_overflow_is_the_last(overflow: Path) -> None:
-    """Only the noise samples it. As a draft it overflows the step that verifies it, so that it need not be emitted."""
+    """Sampled by noise only. A draft of POISON overflows the step that verifies it, so it may not be emitted."""
     counts = set()
     for seed in range(6):
         request = Request(PROMPT, Params(1e30, seed=seed), 100)
@@ -63,8 +63,8 @@ def test_an_id_after_which_logits_overflow_is_the_last(overflow: Path) -> None:
 
 
 def test_blocks_that_are_not_cleared_poison_the_next_request(overflow: Path) -> None:
-    """The control of the clearing: unseen rows are multiplied by 0, and 0 times NaN is NaN."""
-    # all four blocks that hold tokens; the next prompt writes two of them, and reads a third
+    """Negative control of `clear`: attention multiplies invisible rows by 0, and 0 * NaN is NaN."""
+    # the request uses all four blocks; the next prompt writes two of them, and reads a third
     poison = Request((POISON, *PROMPT * 160), max_new_tokens=3)
     after = Request(PROMPT * 44, max_new_tokens=200, stop_ids=tuple(range(64)))
     engine = eager_engine(overflow, max_len=512, chunks=(128,), blocks=7)
@@ -78,5 +78,5 @@ def test_blocks_that_are_not_cleared_poison_the_next_request(overflow: Path) -> 
 
 def test_a_low_temperature_is_raised_as_vllm_raises_it(family: Path) -> None:
     assert [Params(t).sampling_temperature for t in (0.0, 1e-300, 1e-6, 0.0099, 0.01, 0.5)] == [0, *[0.01] * 4, 0.5]
-    low, least = _run(family, *(Request(PROMPT, Params(t, seed=3), 12) for t in (1e-300, 0.01)))
-    assert low.ids == least.ids
+    low, lowest = _run(family, *(Request(PROMPT, Params(t, seed=3), 12) for t in (1e-300, 0.01)))
+    assert low.ids == lowest.ids

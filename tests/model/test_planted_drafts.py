@@ -1,4 +1,4 @@
-"""Faults of a DFlash draft that no test of ids can see, each planted in the demo's: in acceptance."""
+"""Faults of a DFlash draft that change the acceptance rate only, planted in the demo's drafts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FAULTS: list[Fault] = [_rows_off_by_one, _stale_context, _noise_of_the_next_posi
 
 @functools.cache
 def tokens_per_step(draft: str, fault: Fault | None) -> float:
-    """Of the demo's prompts at temperature 0.6."""
+    """Mean tokens per step on the demo's prompts at temperature 0.6."""
     graphs = graphs_of(Path("demo/target"), Path("demo") / draft, (K,), BATCH)
     if fault:
         fault(graphs.pair.drafter)

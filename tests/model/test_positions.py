@@ -1,4 +1,4 @@
-"""Positions from outside of the engine: whose noise a token has, what the draft's cache holds."""
+"""The position whose noise a sampled token has, against docs/sampling.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _first_samples() -> list[tuple[int, int, list[int]]]:
 
 
 def test_the_first_samples_are_those_of_the_page(family: Path) -> None:
-    """Where logits do not matter a sample is the noise's: of positions L, L + 1, ... after a prompt of L ids."""
+    """At a very high temperature, samples are the argmax of the noise at positions L, L + 1, ... after L ids."""
     page, of_page, of_family = _first_samples(), 2048, 64
     assert len(page) >= 3
     for seed, length, expected in page:

@@ -1,4 +1,4 @@
-"""The hand-built model against transformers' Qwen3ForCausalLM on random weights."""
+"""Logits and hidden states against transformers' Qwen3ForCausalLM, on random weights."""
 
 import pytest
 import torch
@@ -27,28 +27,28 @@ def _ids(case: tuple) -> str:
 
 def _pair(heads: int, kv: int, dim: int, layers: int, tied: bool) -> tuple[Qwen3ForCausalLM, Qwen3]:
     torch.manual_seed(heads * 100 + kv)
-    theirs = HFConfig(
+    hf_config = HFConfig(
         hidden_size=48, intermediate_size=80, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=kv, head_dim=dim, vocab_size=97, tie_word_embeddings=tied,
         initializer_range=0.2, eos_token_id=None,
     )  # fmt: skip
-    hf = Qwen3ForCausalLM(theirs).eval()
-    ours = Qwen3(config_from_dict(theirs.to_dict(), "test")).eval()
+    hf = Qwen3ForCausalLM(hf_config).eval()
+    ours = Qwen3(config_from_dict(hf_config.to_dict(), "test")).eval()
     weights = {k.removeprefix("model."): v for k, v in hf.state_dict().items()}
     ours.load_state_dict(weights | {RANK: torch.zeros(1, dtype=torch.int32)})
     return hf, ours
 
 
 def _prefix_logits(ours: Qwen3, ids: torch.Tensor, length: int) -> torch.Tensor:
-    """Logits with the prompt fed in two pieces, so that the second attends the cache of the first."""
+    """Logits of a prompt in two chunks; the second attends the cache of the first."""
     caches = empty(ours.config, 1, 256)
-    pieces, start = [], 0
+    chunks, start = [], 0
     for stop in (length // 2, length):
         if stop > start:
             x, caches, _ = ours.hidden(ids[None, start:stop], caches, rows(start, stop, 1, 256))
-            pieces.append(ours.logits(x)[0])
+            chunks.append(ours.logits(x)[0])
         start = stop
-    return torch.cat(pieces)
+    return torch.cat(chunks)
 
 
 @pytest.mark.parametrize("case", CASES, ids=_ids)
@@ -91,15 +91,15 @@ def test_another_architecture_is_refused(change: dict) -> None:
 
 @torch.no_grad()
 def test_the_states_at_the_taps_are_transformers_hidden_states() -> None:
-    """What a drafter may ask of a target: what layers are given, and the normed state behind the last."""
+    """Inputs of layers, and the normed output of the last layer."""
     hf, ours = _pair(6, 3, 10, 3, False)
     ids = torch.arange(22, dtype=torch.int32).view(2, 11)
     caches = empty(ours.config, 2, 256)
-    theirs = hf(ids.long(), output_hidden_states=True).hidden_states
+    states = hf(ids.long(), output_hidden_states=True).hidden_states
     plain = ours.hidden(ids, caches, rows(0, 11, 2, 256))[0]
     for taps in ((0,), (3,), (1, 2, 3)):
         ours.taps = taps
         x, _, features = ours.hidden(ids, caches, rows(0, 11, 2, 256))
         assert features is not None
         assert torch.equal(x, plain)
-        assert torch.allclose(features, torch.cat([theirs[t] for t in taps], -1), atol=1e-4, rtol=0)
+        assert torch.allclose(features, torch.cat([states[t] for t in taps], -1), atol=1e-4, rtol=0)

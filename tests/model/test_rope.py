@@ -1,4 +1,4 @@
-"""YaRN: rotations far out against transformers, and the forms of config.json that state it."""
+"""YaRN at high positions against transformers, and its forms in config.json."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hf_config(head_dim: int = 16, **rope: Any) -> HFConfig:
 
 
 def read(**change: Any) -> Qwen3Config:
-    """A checkpoint's config.json with these entries instead."""
+    """Reads a config.json with these entries changed; None removes one."""
     raw = hf_config().to_dict()
     return config_from_dict({k: v for k, v in (raw | change).items() if v is not None}, "config.json")
 
@@ -43,16 +43,16 @@ def read(**change: Any) -> Qwen3Config:
 @pytest.mark.parametrize("head_dim", [16, 128])
 @pytest.mark.parametrize("rope", STATED, ids=str)
 def test_rotations_are_transformers(rope: dict[str, Any], head_dim: int) -> None:
-    theirs = hf_config(head_dim, **rope)
-    config = config_from_dict(theirs.to_dict(), "config.json")
+    hf = hf_config(head_dim, **rope)
+    config = config_from_dict(hf.to_dict(), "config.json")
     assert config.rope_scaling
-    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](theirs, "cpu")
-    found = torch.tensor(yarn_frequencies(head_dim, 1e6, config.rope_scaling), dtype=torch.float32)
-    # powers of some libraries are off by their last bit
-    assert torch.allclose(found, expected, rtol=2.4e-7, atol=0)
+    expected, scale = ROPE_INIT_FUNCTIONS["yarn"](hf, "cpu")
+    actual = torch.tensor(yarn_frequencies(head_dim, 1e6, config.rope_scaling), dtype=torch.float32)
+    # the last bit of `pow` differs between libraries
+    assert torch.allclose(actual, expected, rtol=2.4e-7, atol=0)
     assert attention_factor(config.rope_scaling) == pytest.approx(scale, rel=1e-12)
     positions = torch.cat((torch.arange(9), torch.arange(40000, 40150), torch.tensor([131071])))[None]
-    cos, sin = Qwen3RotaryEmbedding(theirs)(torch.zeros(1), positions)
+    cos, sin = Qwen3RotaryEmbedding(hf)(torch.zeros(1), positions)
 
     def distance(config: Qwen3Config) -> float:
         both = zip(rotation(positions, config), (cos, sin), strict=True)
@@ -60,7 +60,7 @@ def test_rotations_are_transformers(rope: dict[str, Any], head_dim: int) -> None
 
     # the last bit of a frequency at these positions
     assert distance(config) < 0.02
-    # negative controls: a different stretch, a different factor of cos and sin, none
+    # negative controls: another factor, another attention factor, no YaRN
     for yarn in (Yarn(3.0, 32768), replace(config.rope_scaling, attention_factor=1.5), None):
         assert distance(replace(config, rope_scaling=yarn)) > 0.1 or (yarn is None and rope.get("factor") == 1.0)
 
@@ -95,7 +95,7 @@ def test_a_plain_model_has_no_yarn() -> None:
         ({"rope_type": "longrope", "factor": 2.0}, "not supported"),
         ({"rope_type": "yarn", "factor": 4.0}, "rope_scaling.original_max_position_embeddings is missing"),
         (QWEN3 | {"factor": "4"}, "rope_scaling.factor is '4', expected a number from 1 to 1024"),
-        (QWEN3 | {"stretch": 2.0}, "rope_scaling.stretch is no field"),
+        (QWEN3 | {"stretch": 2.0}, "rope_scaling.stretch is not a field"),
         (QWEN3 | {"partial_rotary_factor": 0.5}, "not supported"),
         ([4.0], "not supported"),
     ],

@@ -1,4 +1,4 @@
-"""The sampler: the generator's known answers, the filter's law, the draw's distribution, the acceptance."""
+"""The sampler: known answers of the generator, filters, the distribution of samples, acceptance of drafts."""
 
 import re
 from pathlib import Path
@@ -42,10 +42,10 @@ def test_the_documented_known_answers() -> None:
     for seed_hex, position, token, word, uniform, noise in rows:
         low, high = (_word(int(seed_hex, 16) >> shift) for shift in (0, 32))
         words = threefry2x32((low, high), (_word(int(token) >> 1), _word(int(position))))
-        found = int(words[int(token) & 1]) & 0xFFFFFFFF
-        assert (f"{found:08x}", ((found >> 9) + 0.5) / 2**23) == (word, float(uniform))
-        drawn = _noise(torch.cat((low, high))[None], torch.tensor([int(position)]), int(token) + 1)
-        assert abs(float(drawn[0, -1]) - float(noise)) < 1e-4
+        actual = int(words[int(token) & 1]) & 0xFFFFFFFF
+        assert (f"{actual:08x}", ((actual >> 9) + 0.5) / 2**23) == (word, float(uniform))
+        noise_1V = _noise(torch.cat((low, high))[None], torch.tensor([int(position)]), int(token) + 1)
+        assert abs(float(noise_1V[0, -1]) - float(noise)) < 1e-4
 
 
 def _noise(seed_R2: torch.Tensor, positions_R: torch.Tensor, vocabulary: int) -> torch.Tensor:
@@ -63,50 +63,50 @@ def _sampled(logits: torch.Tensor, params: SamplingParams, positions_R: torch.Te
 
 
 def law_of_filter(logits: np.ndarray, t: float, k: float, p: float, m: float) -> np.ndarray:
-    """The filter by its definition, in fp64: the distribution that remains."""
+    """The distribution after min-p, top-k and top-p by their definitions, in fp64."""
     mass = np.exp((logits - logits.max()) / t)
-    kept = mass >= m * mass.max()
+    mask = mass >= m * mass.max()
     if k:
-        kept &= np.array([(kept & (mass > x)).sum() < k for x in mass])
+        mask &= np.array([(mask & (mass > x)).sum() < k for x in mass])
     if p < 1:
-        total = mass[kept].sum()
-        kept &= np.array([mass[kept & (mass > x)].sum() < p * total for x in mass])
-    return np.where(kept, mass, 0) / mass[kept].sum()
+        total = mass[mask].sum()
+        mask &= np.array([mass[mask & (mass > x)].sum() < p * total for x in mass])
+    return np.where(mask, mass, 0) / mass[mask].sum()
 
 
-def test_filter_keeps_what_its_law_keeps() -> None:
+def test_filters_equal_their_definition() -> None:
     for seed in range(40):
         rng = np.random.default_rng(seed)
         logits = np.round(rng.normal(0, 3, 37), 1 if seed % 2 else 6).astype(np.float32)
         k, p, m = rng.choice([0, 1, 3, 20]), rng.choice([1.0, 0.3, 0.8, 0.95]), rng.choice([0.0, 0.02, 0.3])
         shifted, ones = torch.from_numpy(logits - logits.max())[None], torch.ones(1)
-        kept = _params(1, 1.0, k, p, m).filters.keep(EAGER, shifted, ones)[0].numpy()
-        assert kept.tolist() == (law_of_filter(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist(), (seed, k, p, m)
+        mask = _params(1, 1.0, k, p, m).filters.keep(EAGER, shifted, ones)[0].numpy()
+        assert mask.tolist() == (law_of_filter(logits.astype(np.float64), 1.0, k, p, m) > 0).tolist(), (seed, k, p, m)
 
 
 CASES = [(1.0, 0, 1.0, 0.0), (0.7, 3, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.2), (0.9, 4, 0.9, 0.05)]
 
 
-def _drawn(logits: np.ndarray, case: tuple, seeds: int, position: int = 5) -> np.ndarray:
+def _samples(logits: np.ndarray, case: tuple, seeds: int, position: int = 5) -> np.ndarray:
     rows = torch.from_numpy(logits)[None].expand(seeds, -1)
     return _sampled(rows, _params(seeds, *case), torch.full((seeds,), position, dtype=torch.int32)).numpy()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_draws_follow_the_filtered_softmax(case: tuple) -> None:
+def test_samples_follow_the_filtered_softmax(case: tuple) -> None:
     logits = np.array([1.5, 0.2, 1.4, -1.0, 0.7], np.float32)
     seeds = 200_000
-    found = np.bincount(_drawn(logits, case, seeds), minlength=5) / seeds
+    actual = np.bincount(_samples(logits, case, seeds), minlength=5) / seeds
     law = law_of_filter(logits.astype(np.float64), *case)
     # five standard deviations of a frequency over this many seeds
-    assert np.abs(found - law).max() < 5 * (0.25 / seeds) ** 0.5
+    assert np.abs(actual - law).max() < 5 * (0.25 / seeds) ** 0.5
     wrong = law_of_filter(logits.astype(np.float64), case[0] * 1.2, *case[1:])
-    assert np.abs(found - wrong).max() > 5 * (0.25 / seeds) ** 0.5
+    assert np.abs(actual - wrong).max() > 5 * (0.25 / seeds) ** 0.5
 
 
 def test_positions_and_seeds_are_independent() -> None:
     logits, seeds = np.zeros(4, np.float32), 100_000
-    here, there = (_drawn(logits, CASES[0], seeds, position) for position in (5, 6))
+    here, there = (_samples(logits, CASES[0], seeds, position) for position in (5, 6))
     bound = 5 * (0.25 / seeds) ** 0.5
 
     def off(a: np.ndarray, b: np.ndarray) -> float:
@@ -125,9 +125,9 @@ def test_neighbours_change_no_row() -> None:
     mixed = SamplingParams(torch.tensor([0.0, 1.0, 0.8]), seeds, filters)
     together = _sampled(logits, mixed, positions)
     for row in range(3):
-        own = slice(row, row + 1)
-        alone = SamplingParams(mixed.temperature_R[own], seeds[own], Filters(*(t[own] for t in filters)))
-        assert _sampled(logits[own], alone, positions[own])[0] == together[row]
+        one = slice(row, row + 1)
+        params = SamplingParams(mixed.temperature_R[one], seeds[one], Filters(*(t[one] for t in filters)))
+        assert _sampled(logits[one], params, positions[one])[0] == together[row]
     assert together[0] == logits[0].argmax()
 
 
@@ -157,8 +157,8 @@ def test_noise_is_finite_and_gumbel() -> None:
 )
 def test_acceptance(drafts: list, targets: list, limit: int, emitted: list) -> None:
     given = torch.tensor([drafts], dtype=torch.int32)
-    drawn = torch.tensor([targets], dtype=torch.int32)
-    ids, count, last = accept(given, drawn, torch.tensor([limit], dtype=torch.int32))
+    samples = torch.tensor([targets], dtype=torch.int32)
+    ids, count, last = accept(given, samples, torch.tensor([limit], dtype=torch.int32))
     assert ids[0].tolist() == emitted
     assert int(count) == sum(i >= 0 for i in emitted)
     assert int(last) == emitted[int(count) - 1]

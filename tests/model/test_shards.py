@@ -1,6 +1,6 @@
-"""Vocabulary shards on simulated kernels: every rank has the floors, samples and log-probabilities of all ids.
+"""Vocabulary shards on simulated kernels: cutoffs, samples and log-probabilities equal those of the full vocabulary.
 
-The samples of several ranks are compared with an oracle in test_samples.py.
+test_samples.py compares the samples of several ranks with an oracle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from model.logprobs import TOP
 from model.logprobs import logprobs as logprobs_of
 from model.nki import simulated
 from model.nki.context import NkiContext
-from model.nki.filter_floor import filter_floor, over_ranks
+from model.nki.filter_floor import filter_floor, sum_over_ranks
 from model.ops import EAGER
 from model.sampling import SamplingParams
 from tests.model.ranks import RankOps, on_ranks
@@ -54,38 +54,37 @@ def cases(count: int, vocabulary: int) -> tuple[Tensor, SamplingParams]:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_rank_finds_the_same_floor(ranks: int) -> None:
-    """That of one rank, by 18 collectives: the best logits, twice 8 passes and the mass between them. Masses round
-    differently, no near-tie is here."""
+    """The cutoff of one rank, with 18 collectives: the best logits, 8 passes twice, and the mass. Masses may round
+    differently; no row is numerically tied."""
     logits, params = cases(9, 4 * 31)
     by = (params.divisor_R, params.filters)
 
     def work(ops: RankOps) -> tuple[Tensor, int]:
-        own = logits.chunk(ranks, -1)[ops.rank].contiguous()
-        return filter_floor(ops, ops.rank_11, own, by, NKI._weights_above), ops.collectives
+        shard = logits.chunk(ranks, -1)[ops.rank].contiguous()
+        return filter_floor(ops, ops.rank_11, shard, by, NKI._weights_above), ops.collectives
 
     expected = filter_floor(EAGER, RANK_0, logits, by, NKI._weights_above)
     assert all(torch.equal(floor, expected) and count == 18 for floor, count in on_ranks(ranks, work))
 
 
 def test_sums_of_ranks_have_one_order() -> None:
-    """By halves, whatever the number of rows; another order gives other bits."""
+    """By halves, for any number of rows; another order gives other bits (negative control)."""
     parts = torch.randn(4, 40, 3, generator=torch.Generator().manual_seed(0)) * torch.logspace(0, 6, 40)[:, None]
-    found = on_ranks(4, lambda ops: over_ranks(ops.gather, parts[ops.rank]))
+    actual = on_ranks(4, lambda ops: sum_over_ranks(ops.gather, parts[ops.rank]))
     a, b, c, d = parts
-    assert all(torch.equal(x, (a + c) + (b + d)) for x in found)
-    assert not torch.equal(found[0], ((a + b) + c) + d)
-    few = on_ranks(4, lambda ops: over_ranks(ops.gather, parts[ops.rank, 7:9]))
-    assert torch.equal(few[0], found[0][7:9])
+    assert all(torch.equal(x, (a + c) + (b + d)) for x in actual)
+    assert not torch.equal(actual[0], ((a + b) + c) + d)
+    few = on_ranks(4, lambda ops: sum_over_ranks(ops.gather, parts[ops.rank, 7:9]))
+    assert torch.equal(few[0], actual[0][7:9])
 
 
 @pytest.mark.parametrize(("ranks", "ids"), [(1, 184), (4, 184), (4, 183), (16, 165)])
 def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int, ids: int) -> None:
-    """Greedy, sampled and filtered rows, each with its mask; every rank reads the bits of its ids.
+    """Greedy, sampled and filtered rows, each with a mask of allowed ids.
 
-    Ranks that do not divide the vocabulary have padding: the last of four a column, the last of 16 nothing else.
+    4 ranks pad 183 ids by a column, 16 ranks pad 165 ids by 11, all of the last rank's.
     """
     logits_RV, params = cases(12, ids)
-    padded_RV = torch.nn.functional.pad(logits_RV, (0, -ids % ranks), value=1e9)
     config = replace(PRESETS["Qwen/Qwen3-0.6B"], vocab_size=ids)
     (rows, count), none = logits_RV.shape, torch.full((12, 1), -1).int()
     allowed = [some(count, seed, 0.2) for seed in range(11)] + [[i == 150 for i in range(count)]]
@@ -98,6 +97,7 @@ def test_shards_sample_and_score_as_the_full_vocabulary_does(ranks: int, ids: in
         model = LanguageModel(config, ctx)
         model.rank.fill_(rank)
         shard = model.shard
+        padded_RV = torch.nn.functional.pad(logits_RV, (0, -ids % ctx.tp), value=1e9)
         logits_R1V = padded_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
         logits_R1V = mask_padding(logits_R1V, shard.rank_11, ids, ctx.tp)
         counts = torch.zeros((rows, 1, shard.width), dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Greedy output against transformers: the demo pair, also assisted, and random targets from their checkpoints."""
+"""Greedy output of the demo pair against transformers' greedy and assisted generation."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def _load(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def _theirs(model: PreTrainedModel, ids: tuple[int, ...], count: int, **options: object) -> list[int]:
+def _hf_generate(model: PreTrainedModel, ids: tuple[int, ...], count: int, **options: object) -> list[int]:
     out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0, **options)
     return out[0, len(ids) :].tolist()
 
@@ -30,6 +30,6 @@ def test_greedy_equals_transformers_greedy_and_assisted(tmp_path: Path) -> None:
     for text in PROMPTS[::5]:
         ids = tuple(tokenizer.encode(text).ids)
         request = Request(ids, max_new_tokens=32, stop_ids=runner.bundle.spec.target_config.eos_token_ids)
-        plain = _theirs(target, ids, 32)
+        plain = _hf_generate(target, ids, 32)
         assert Engine(runner, engine_config(runner.bundle)).run([request])[0].ids == plain
-        assert _theirs(target, ids, 32, assistant_model=draft) == plain
+        assert _hf_generate(target, ids, 32, assistant_model=draft) == plain

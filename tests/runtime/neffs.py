@@ -1,4 +1,4 @@
-"""Bundles with NEFFs for the stand-in of nrtpy, as `compile.neuron` adds them beside the stand-in's compiler."""
+"""Bundles with NEFFs for the stand-in of nrtpy, added by `compile.neuron` with a stand-in compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compile_hlo(hlo_file: Path, out: Path, log: Path, flags: str, folder: Path) -> None:
-    """The stand-in's NEFF of a graph, as `sdk.compile_hlo` makes a real one."""
+    """Writes the stand-in's NEFF of a graph, in place of `sdk.compile_hlo`."""
     proto = hlo_file.read_bytes()
     entry = hlo.entry(hlo.parse(proto))
     parameters = sorted((i for i in entry.instructions if i.opcode == "parameter"), key=lambda i: i.parameter_number)
@@ -33,7 +33,7 @@ def compile_hlo(hlo_file: Path, out: Path, log: Path, flags: str, folder: Path) 
 
 
 def leave_neff(folder: Path) -> None:
-    """What nki leaves of a kernel, as a graph of one addition."""
+    """Writes a NEFF of one addition, in place of the kernel NEFF that nki writes."""
     x, y = (TensorSpec(name, (4, 8), "float32") for name in "xy")
     lowered = jax.jit(lambda a: (a + 1,)).lower(jax.ShapeDtypeStruct(x.shape, x.dtype))
     proto = proto_of(lowered, GraphSpec(GraphKey(Stage.STEP), (), (x,), (), (y,)))
@@ -53,5 +53,5 @@ def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
 
 
 def find_stand_ins(patch: pytest.MonkeyPatch, folder: Path = PACKAGES) -> None:
-    """Let processes that are started from here find the stand-ins."""
+    """Adds the stand-ins to the path of child processes."""
     patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT))))

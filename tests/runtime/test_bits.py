@@ -1,6 +1,6 @@
-"""A row has the same bits among any number of rows, in every graph, at every row index.
+"""A row's bits do not depend on the number of rows, the graph or the row index.
 
-That speculation, batching and chunks change no token follows from this, and does not rest on near-ties being rare.
+Therefore speculation, batching and chunked prefill change no token, even if logits are numerically tied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trnspec.runtime.xla import CPU_OPTIONS, XlaRunner
 
 FEW = (2, 3, 5, 8, 17, 128, 512)
 MOST = (*range(2, 50), 60, 61, 64, 66, 76, 96, 127, 128, 129, 140, 255, 256, 511, 512)
-# inputs and outputs: of a few shapes XLA and YNNPACK have code of their own
+# (inputs, outputs); XLA and YNNPACK have special code for some shapes
 SHAPES = ((192, 256), (512, 192), (128, 64), (32, 48), (1024, 64))
 
 
@@ -40,16 +40,16 @@ def _compiled(function: Any, *arguments: Any) -> np.ndarray:
     return np.asarray(result.astype(jnp.float32))
 
 
-def _drawn(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+def _random(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(0, 1, shape), dtype)
 
 
 def _check_products(dtype: str, shapes: tuple[tuple[int, int], ...], counts: tuple[int, ...]) -> None:
     for inputs, outputs in shapes:
-        x_RI, weight_OI = _drawn(0, (counts[-1], inputs), dtype), _drawn(1, (outputs, inputs), dtype)
+        x_RI, weight_OI = _random(0, (counts[-1], inputs), dtype), _random(1, (outputs, inputs), dtype)
         expected = _compiled(lambda x, w: x @ w.T, x_RI, weight_OI)
         for count in counts[:-1]:
-            # the first rows, and the last ones, which have other row indices
+            # the first rows, and the last ones, at other row indices
             assert np.array_equal(_compiled(lambda x, w: x @ w.T, x_RI[:count], weight_OI), expected[:count])
         assert np.array_equal(_compiled(lambda x, w: x @ w.T, x_RI[-6:], weight_OI), expected[-6:])
 
@@ -68,8 +68,8 @@ def test_products_of_every_number_of_rows(dtype: str) -> None:
 @pytest.mark.parametrize("dim", [32, 64])
 def test_attention_s_products(dim: int) -> None:
     """Scores and weighted values of a block of keys, for one sequence and for four."""
-    q, k = _drawn(0, (4, 2, 512, dim), "float32"), _drawn(1, (4, 2, 128, dim), "float32")
-    p = jnp.abs(_drawn(2, (4, 2, 512, 128), "float32"))
+    q, k = _random(0, (4, 2, 512, dim), "float32"), _random(1, (4, 2, 128, dim), "float32")
+    p = jnp.abs(_random(2, (4, 2, 512, 128), "float32"))
     for formula, rows, keys in (("bgrd,bgkd->bgrk", q, k), ("bgrk,bgkd->bgrd", p, k)):
         product = lambda x, y, f=formula: jnp.einsum(f, x, y)  # noqa: E731
         expected = _compiled(product, rows, keys)
@@ -89,8 +89,8 @@ def test_an_ordered_sum_is_columns_of_16_then_halves(numbers: int) -> None:
     for half in (8, 4, 2, 1):
         sums_RC = sums_RC[:, :half] + sums_RC[:, half:]
     for rows in (1, 2, 7, 33):
-        found = _compiled(lambda x: interop.call_torch(ordered_sum, x), jnp.asarray(x_RN[:rows]))
-        assert np.array_equal(found, sums_RC[:rows, 0])
+        actual = _compiled(lambda x: interop.call_torch(ordered_sum, x), jnp.asarray(x_RN[:rows]))
+        assert np.array_equal(actual, sums_RC[:rows, 0])
 
 
 LENGTH, BATCH, KS = 512, 4, (1, 2, 6, 15)
@@ -102,7 +102,7 @@ SIZES = {
 
 @contextmanager
 def _runner(folder: Path, dtype: str, sizes: dict[str, int]) -> Iterator[XlaRunner]:
-    """A target whose drafts come from the host, so that a step's rows are any tokens."""
+    """A target with host-side drafts, so that the rows of a step can be any tokens."""
     write_model(folder / "target", 3, scale=0.15, intermediate_size=224, max_position_embeddings=LENGTH, **sizes)
     flags = {"drafter": "ngram", "k": ",".join(map(str, KS)), "batch": BATCH, "max_len": LENGTH, "dtype": dtype}
     plan = spec(folder, draft=BuildSpec.draft, chunks=(128, 512), blocks=40, **flags)
@@ -140,8 +140,8 @@ def _rows(runner: XlaRunner, first_block: int, count: int) -> list[np.ndarray]:
     return [np.swapaxes(pool[blocks], 0, 1).reshape(pool.shape[1], -1, pool.shape[3])[:, :count] for pool in caches]
 
 
-def _check_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+def _check_equal(actual: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    assert all(np.array_equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_a_row_has_the_same_bits_in_every_graph(dtype: str, sizes: str, tmp_path
         assert np.array_equal(_prefill(runner, ids, 128, LENGTH, 5)[:, 2:], scores[127::128, 2:])
         _check_equal(_rows(runner, 5, LENGTH), expected)
         for k in (0, *KS):
-            # each sequence has other tokens before it, and its rows at another position
+            # each sequence has its rows at another position
             for slot, start in enumerate(starts):
                 _prefill(runner, ids, 128, start, 9 + 4 * slot)
             verify = k == KS[-1]
@@ -174,8 +174,8 @@ def test_a_row_has_the_same_bits_in_every_graph(dtype: str, sizes: str, tmp_path
                 _neutral(inputs)
             outputs = runner.run(key, inputs)
             for slot, start in enumerate(starts):
-                found, end = _rows(runner, 9 + 4 * slot, start + k + 1), start + k + 1
-                _check_equal([c[:, start:end] for c in found], [c[:, start:end] for c in expected])
+                actual, end = _rows(runner, 9 + 4 * slot, start + k + 1), start + k + 1
+                _check_equal([c[:, start:end] for c in actual], [c[:, start:end] for c in expected])
                 if verify and np.asarray(outputs.accepted_tokens)[slot, 0] == ids[start + 1]:
                     assert np.array_equal(np.asarray(outputs.scores)[slot, 0], scores[start])
         changed = ids.copy()
@@ -186,7 +186,7 @@ def test_a_row_has_the_same_bits_in_every_graph(dtype: str, sizes: str, tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["AVX2", "SSE4_2"])
 def test_without_avx_512(instructions: str) -> None:
-    """The same tests in a process whose XLA is held to fewer instructions."""
+    """These tests in a process whose XLA may use fewer instructions."""
     environment = os.environ | {"XLA_FLAGS": f"--xla_cpu_max_isa={instructions}", "DNNL_MAX_CPU_ISA": "SSE41"}
     chosen = "not without_avx and not every_number and not (every_graph and not G4-D32)"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__, "-k", chosen]

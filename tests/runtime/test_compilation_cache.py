@@ -1,4 +1,4 @@
-"""JAX's compilation cache between two processes: the second one compiles no graph, and its tokens are the same."""
+"""JAX's compilation cache: a second process compiles no graph and emits the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of NEFFs over a stand-in of nrtpy: a process a rank, caches in place, and the end of a rank."""
+"""NrtRunner with a stand-in of nrtpy: one process per rank, in-place caches, failures of a rank."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from trnspec.engine.engine import Engine
 from trnspec.engine.request import Result
 from trnspec.runtime import ranks
 from trnspec.runtime.nrt import NrtRunner, _cores
-from trnspec.runtime.nrt_rank import RUNS_AHEAD, SHARED, UNCHANGED, RankWorker, input_places
+from trnspec.runtime.nrt_rank import RUNS_AHEAD, SHARED, UNCHANGED, RankWorker, input_offsets
 from trnspec.runtime.runner import Runner, platform_of
 
 
 @pytest.fixture(autouse=True)
-def _found(monkeypatch: pytest.MonkeyPatch) -> None:
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     find_stand_ins(monkeypatch)
 
 
@@ -61,18 +61,18 @@ def _served(runner: Runner, full_sampling: bool = False) -> list[Result]:
 def test_tokens_accepted_drafts_and_scores_are_those_of_the_cpu(
     drafter: str, tp: int, family: Path, tmp_path: Path
 ) -> None:
-    """Those of one rank, also in steps that follow each other unread."""
+    """The results of one rank, also with steps launched ahead."""
     cpu = graphs(family, drafter)
     bundle = cpu.bundle if tp == 1 else read_bundle(build(family_spec(family, drafter, tp=tp)))
     expected = _served(cpu)
     with closing(NrtRunner(with_neffs(bundle, tmp_path))) as runner:
-        found = _served(runner)
-        assert [r.ids for r in found] == [r.ids for r in expected]
+        actual = _served(runner)
+        assert [r.ids for r in actual] == [r.ids for r in expected]
         ids, ahead = ids_ahead(AsyncEngine(runner, engine_config(bundle)), REQUESTS)
         assert ids == [r.ids for r in expected]
         assert ahead > 2 or drafter == "ngram"
         if tp == 1:
-            assert [r.accepted for r in found] == [r.accepted for r in expected]
+            assert [r.accepted for r in actual] == [r.accepted for r in expected]
             both = _served(runner, full_sampling=True), _served(cpu, full_sampling=True)
             assert [r.scores for r in both[0]] == [r.scores for r in both[1]]
 
@@ -89,7 +89,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> No
         if tokens == 4:
             os.kill(processes[1].pid, signal.SIGKILL)
 
-    with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; read what it wrote .*start again$"):
+    with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; see the log above, and start again$"):
         engine.run([replace(r, max_new_tokens=100, cut=kill) for r in REQUESTS])
     assert tokens >= 4
     with pytest.raises(UserError, match="rank 1 of 2"):
@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> No
 def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
     of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who hears of it may end this process, and with it the thread that ends the others."""
+    """The receiver of the error may end this process, and with it the thread that kills the other ranks."""
     known, kill = list[object](), ranks.Ranks._kill
 
     def noted(runner: ranks.Ranks) -> None:
@@ -138,11 +138,11 @@ sys.exit(3)
 def test_a_rank_that_fails_because_of_one_that_ended_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 fails before rank 1, which was the cause, is gone."""
+    """Rank 0 fails because of rank 1, which ends a little later."""
     (tmp_path / "fails.py").write_text(_FAILS, encoding="utf-8")
     find_stand_ins(monkeypatch, tmp_path)
     monkeypatch.setattr(ranks, "_FAILURE_GRACE_S", 3)
-    sentence = r"^rank 1 of 2 ended with status 3; read what it wrote before this"
+    sentence = r"^rank 1 of 2 ended with status 3; see the log above"
     with closing(ranks.Ranks("fails", [], [os.environ] * 2)) as two, pytest.raises(UserError, match=sentence):
         two.broadcast("ready")
 
@@ -174,7 +174,7 @@ def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> N
 
 @pytest.mark.slow
 def test_a_fault_of_a_rank_is_a_sentence(of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NEFF that the runtime refuses, as one for a different target."""
+    """A NEFF that the runtime rejects, such as one for a different target."""
     with closing(NrtRunner(of_two_ranks)) as runner:
         monkeypatch.setattr(type(of_two_ranks), "read", lambda self, name: b"NOT A NEFF")
         with pytest.raises(UserError, match=r"^rank . of 2 failed \(NrtError: NRT_FAILURE \(6\): .*start again$"):
@@ -183,7 +183,7 @@ def test_a_fault_of_a_rank_is_a_sentence(of_two_ranks: Bundle, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_what_a_request_leaves_is_cleared(family: Path, tmp_path: Path) -> None:
-    """Of the caches its blocks, of the counts its slot; what others hold stays."""
+    """`clear` changes the request's blocks and slot only."""
     bundle = graphs(family, "chain").bundle
     np.zeros(RUNS_AHEAD, np.uint8).tofile(tmp_path / "inputs")
     rank = RankWorker(0, str(bundle.path), bundle.manifest.digest, str(tmp_path / "inputs"), nrtpy)
@@ -198,7 +198,7 @@ def test_what_a_request_leaves_is_cleared(family: Path, tmp_path: Path) -> None:
 
 
 def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path, tmp_path: Path) -> None:
-    """The runner writes what has not changed once only. The model here reads nothing and notes what it is given."""
+    """The runner does not send an unchanged input again. The model here records its inputs."""
     bundle, read = read_bundle(untraced(family_spec(family, "chain"))), dict[str, np.ndarray]()
     first, second = (bundle.plan.by_key[GraphKey(Stage.STEP, 3, 128, filters)] for filters in (False, True))
 
@@ -218,11 +218,11 @@ def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path
             read.update({name: tensor.numpy() for name, tensor in inputs.items()})
 
     vendor = SimpleNamespace(NrtpyTensor=nrtpy.NrtpyTensor, NrtpyModel=Model)
-    shared = np.memmap(tmp_path / "inputs", np.uint8, "w+", shape=(RUNS_AHEAD, input_places(first)[-1]))
+    shared = np.memmap(tmp_path / "inputs", np.uint8, "w+", shape=(RUNS_AHEAD, input_offsets(first)[-1]))
     worker = RankWorker(0, str(bundle.path), bundle.manifest.digest, str(tmp_path / "inputs"), vendor)
     for graph in (first, second):
         worker.load(graph.key, "")
-    at = input_places(first)[[t.name for t in first.inputs].index("min_p")]
+    at = input_offsets(first)[[t.name for t in first.inputs].index("min_p")]
     shared[1, at : at + 4 * bundle.spec.batch].view(np.float32)[:] = 0.25
     worker.run(first.key, 1, [SHARED] * len(first.inputs))
     assert "min_p" not in read
@@ -231,7 +231,7 @@ def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path
 
 
 def test_auto_is_neuron_where_devices_and_nrtpy_are(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the bundle has NEFFs."""
+    """For a bundle with NEFFs."""
     bundle = read_bundle(untraced(family_spec(family, "chain")))
     assert platform_of(bundle) == "cpu"
     compiled: Any = SimpleNamespace(manifest=SimpleNamespace(compiler=SimpleNamespace(neff="neff")))
@@ -244,13 +244,13 @@ def test_auto_is_neuron_where_devices_and_nrtpy_are(family: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"holds no NEFF of each graph \(neff: none\); run python -m compile.neuron"):
+    with pytest.raises(UserError, match=r"does not have a NEFF for each graph \(neff: none\); run python"):
         NrtRunner(graphs(family, "chain").bundle)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "3")
-    with pytest.raises(UserError, match="names 1 cores, the bundle has 2 ranks"):
+    with pytest.raises(UserError, match="lists 1 cores, the bundle has 2 ranks"):
         NrtRunner(of_two_ranks)
     assert _cores("0-2,8") == [0, 1, 2, 8]
-    with pytest.raises(UserError, match="VISIBLE_CORES is 'all'; write numbers"):
+    with pytest.raises(UserError, match="VISIBLE_CORES is 'all'; give numbers"):
         _cores("all")
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -261,5 +261,5 @@ def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, mon
 @pytest.mark.slow
 def test_a_bundle_that_was_exchanged_meanwhile_is_refused(of_two_ranks: Bundle) -> None:
     other = replace(of_two_ranks, manifest=replace(of_two_ranks.manifest, digest="0" * 64))
-    with pytest.raises(UserError, match="found a different bundle in"):
+    with pytest.raises(UserError, match="has a different bundle in"):
         NrtRunner(other)

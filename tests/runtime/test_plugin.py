@@ -1,4 +1,4 @@
-"""XlaRunner on a real PJRT plugin, one for CPUs that is registered as `neuron` and calls its devices cpu."""
+"""XlaRunner on a PJRT plugin: a CPU plugin, registered as `neuron`, whose devices are named cpu."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ print(json.dumps({
 
 @pytest.mark.slow
 def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a bundle that has met no compiler: documented flags, and the LNC of a trn2."""
+    """Of a bundle without NEFFs: default flags, and the LNC of trn2."""
     cpu = graphs(family, "chain", tp=2)
     find_stand_ins(monkeypatch, PLUGIN)
     command = [sys.executable, "-c", _PROGRAM, str(cpu.bundle.path)]
@@ -63,7 +63,7 @@ def test_two_ranks_emit_the_ids_of_the_cpu_with_caches_in_place(family: Path, mo
 
 
 def test_flags_and_lnc_of_a_bundle_reach_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the tags that a manifest has; an environment's own flags stay, and a different LNC is refused."""
+    """By the tags of the manifest; flags in the environment have precedence, and a different LNC is refused."""
     key = GraphKey(Stage.STEP, 3, 128)
     compiler = Compiler("compiler", "neff", "trn2", 1, {flag_tag(key): "--lnc=1 -O1"}, {})
     for name in ("NEURON_CC_FLAGS", "NEURON_LOGICAL_NC_CONFIG"):
@@ -77,5 +77,5 @@ def test_flags_and_lnc_of_a_bundle_reach_the_plugin(monkeypatch: pytest.MonkeyPa
     xla.set_flags(compiler, key)
     assert os.environ["NEURON_CC_FLAGS"] == "-O3"
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    with pytest.raises(UserError, match="_NC_CONFIG is 2 and the bundle was compiled for 1; leave it out"):
+    with pytest.raises(UserError, match="_NC_CONFIG is 2 and the bundle was compiled for 1; unset it"):
         xla.set_lnc(compiler)

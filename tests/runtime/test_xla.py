@@ -1,4 +1,4 @@
-"""The CPU compiles the graphs of a bundle as they are; devices; what the compiler refuses."""
+"""The CPU compiles the graphs of a bundle unchanged; devices; graphs that the compiler rejects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trnspec.runtime.xla import XlaRunner
 
 
 def test_what_is_compiled_is_the_proto_of_the_manifest(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes have the manifest's digest, and the module is what XLA's converter makes of them, unedited."""
+    """The bytes have the manifest's digest, and the compiled module is the output of XLA's converter."""
     runner, seen = XlaRunner(graphs(family, "none").bundle), list[str]()
     converted, modules = jax_compat._xla.mlir.hlo_to_stablehlo, list[bytes]()
 
@@ -44,7 +44,7 @@ def test_what_is_compiled_is_the_proto_of_the_manifest(family: Path, monkeypatch
 
 
 def test_a_module_that_is_edited_is_seen() -> None:
-    """Negative control: the barrier that plugins get in place of a copy changes the module's text."""
+    """Negative control: a barrier in place of a copy changes the module's text."""
     copy = b"""module @copies { func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {
       %y = mhlo.copy %x : tensor<4xf32> return %y : tensor<4xf32> } }"""
     with jax_compat.make_ir_context(), jax_compat.ir.Location.unknown():

@@ -83,4 +83,4 @@ def test_the_end_of_a_rank_ends_the_server_and_its_log_names_it(platform: str, s
     server.process.wait(120)
     _, alive = psutil.wait_procs(processes, 30)
     assert not alive
-    assert "of 2 was ended by signal 9; read what it wrote before this, and start again" in server.log.read_text()
+    assert "of 2 was ended by signal 9; see the log above, and start again" in server.log.read_text()

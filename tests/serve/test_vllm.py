@@ -18,10 +18,10 @@ from model.errors import UserError
 from tests.engine.machine import BATCH, BLOCK, CONFIG, LENGTH, K, Machine, V
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
+from trnspec.bundle.tokenizer import TOKENIZER
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
 from trnspec.engine.request import Score
-from trnspec.engine.text import TOKENIZER
 
 pytest.importorskip("vllm", reason=NO_VLLM)
 from prometheus_client import REGISTRY, generate_latest

@@ -114,17 +114,16 @@ def weight_files(path: Path) -> list[Path]:
 def _files_of(path: Path) -> list[Path]:
     """The safetensors of a checkpoint: those that its index lists, without an index all."""
     if (index := path / _INDEX).is_file():
-        listed = read_object(index).get("weight_map")
-        names = list(listed.values()) if isinstance(listed, dict) else [None]
+        listed: Any = read_object(index).get("weight_map")
+        names = list(listed.values()) if isinstance(listed, dict) else [listed]
         if odd := [name for name in names if not (isinstance(name, str) and name == Path(name).name)]:
             raise UserError(f"{index} lists {shown(odd[0])}, which is not a file name; download the checkpoint again")
         return [path / name for name in sorted(set(names))]
     every = weight_files(path)
     files = [f for f in every if f.suffix == ".safetensors" and not f.name.startswith(_OTHER_MODELS)]
     if not files:
-        names = ", ".join(file.name for file in every[:3])
         raise UserError(
-            f"checkpoint {path} has its weights in {names}; only a model's *.safetensors are read; save it with "
+            f"checkpoint {path} has its weights in {', '.join(f.name for f in every[:3])}; only a model's *.safetensors are read; save it with "
             "transformers' save_pretrained, an adapter after merging it into its base model"
         )
     return files

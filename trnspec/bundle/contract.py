@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from model.graph_spec import GraphSpec, TensorSpec
-from model.nki.launches import API_VERSION, LNC, TARGET, filled, from_text
+from model.nki.launches import API_VERSION, CUSTOM_CALL_TARGET, LNC, filled, from_text
 from model.nki.table import KERNELS
 from trnspec.bundle import hlo
 from trnspec.bundle.spec import BundleSpec
@@ -95,7 +95,7 @@ def _instruction_faults(module: Any, spec: BundleSpec) -> Iterator[str]:
 
 def _call_faults(call: Any, operands: list[Any], tp: int) -> Iterator[str]:
     """The CPU trusts a launch's text for the memory of operands and results."""
-    if call.custom_call_target != TARGET:
+    if call.custom_call_target != CUSTOM_CALL_TARGET:
         yield f"it calls {call.custom_call_target or 'nothing'}, which no build writes"
         return
     try:

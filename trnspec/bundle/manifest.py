@@ -15,7 +15,7 @@ from model.errors import UserError
 from model.graph_key import GraphKey
 from model.graph_spec import TensorSpec
 from model.nki.launches import LNC
-from model.strict import Length, Range, Text, Wrong, read, shown
+from model.strict import Length, Range, Text, ValidationError, read, shown
 from model.weights import shard_file
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.shards import shard_header
@@ -134,31 +134,31 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
         spec.check()
         stored, plan = read(_ManifestJson, {n: v for n, v in raw.items() if n != "format"}), make_plan(spec)
         if stored.graphs != graph_digests(plan):
-            raise Wrong("its graphs are not those that this version plans for its spec")
+            raise ValidationError("its graphs are not those that this version plans for its spec")
         if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
-            raise Wrong(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
+            raise ValidationError(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
         _check_files(stored.files, plan, stored.compiler)
         return Manifest(**vars(stored), plan=plan, digest=digest)
-    except (Wrong, UserError, RecursionError) as wrong:
+    except (ValidationError, UserError, RecursionError) as wrong:
         raise UserError(f"{file} was not written by a build: {wrong}; build the bundle again") from wrong
 
 
 def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -> None:
-    """Raise Wrong unless files are those of a plan and a build writes such sizes."""
+    """Raise ValidationError unless files are those of a plan and a build writes such sizes."""
     shards = {shard_file(rank): rank for rank in range(plan.spec.tp)}
     needed = {graph.file for graph in plan.graphs} | (FILES.keys() if compiler.neff == "model.pt" else set())
     needed |= shards.keys() if shards.keys() & files.keys() else set()
     if missing := sorted(needed - files.keys()):
-        raise Wrong(f"files lacks {missing[0]}")
+        raise ValidationError(f"files lacks {missing[0]}")
     for name, entry in sorted(files.items()):
         folder = name.partition("/")[0]
         most = FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
         if name not in needed and (not most or folder == "hlo"):
-            raise Wrong(f"files has {name}, which no build of its spec writes")
+            raise ValidationError(f"files has {name}, which no build of its spec writes")
         if name in shards and entry.bytes != (size := len(shard_header(plan, shards[name])) + plan.weight_bytes):
-            raise Wrong(f"{name} has {entry.bytes} bytes, its tensors need {size}")
+            raise ValidationError(f"{name} has {entry.bytes} bytes, its tensors need {size}")
         if name not in shards and entry.bytes > most:
-            raise Wrong(f"{name} has {entry.bytes} bytes, the largest of its kind have {most}")
+            raise ValidationError(f"{name} has {entry.bytes} bytes, the largest of its kind have {most}")
 
 
 def graph_digests(plan: BundlePlan) -> dict[str, str]:

@@ -17,8 +17,8 @@ from model.errors import UserError
 from model.nki.context import make_context
 from model.nki.table import KERNELS
 from model.parallel import check_tp
-from model.strict import PRINTABLE, Length, Range, Text, Wrong, read
-from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, SPARE_PAGES, attention_misfit
+from model.strict import PRINTABLE, Length, Range, Text, ValidationError, read
+from nki_kernels.limits import CHUNK, PROMPT_DEPTH, PROMPT_INNER, SPARE_PAGES, attention_limit_error
 from trnspec.bundle.part import Part
 
 # a trn2.48xlarge has 16 devices of 8 cores, and two cores are a logical one
@@ -155,15 +155,17 @@ def logprobs_prompt(prompts: Sequence[tuple[int, int]], max_len: int) -> tuple[i
 
 
 def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
-    """The spec that a manifest stores; Wrong for the first field that is not as declared."""
+    """The spec that a manifest stores; ValidationError for the first field that is not as declared."""
     if not isinstance(value, dict):
-        raise Wrong(f"{at} is not an object")
+        raise ValidationError(f"{at} is not an object")
     spec = read(BundleSpec, {name: v for name, v in value.items() if name != "draft_config"}, at)
     config = value.get("draft_config")
     if spec.drafter not in DRAFTERS:
-        raise Wrong(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(DRAFTERS)}")
+        raise ValidationError(f"{at}.drafter is {spec.drafter}, expected one of {', '.join(DRAFTERS)}")
     if (config is not None) != spec.has_draft:
-        raise Wrong(f"{at}.drafter is {spec.drafter} and the draft has {'a' if config else 'no'} configuration")
+        raise ValidationError(
+            f"{at}.drafter is {spec.drafter} and the draft has {'a' if config else 'no'} configuration"
+        )
     kind = spec.drafter_type.config_type
     return dataclasses.replace(spec, draft_config=read(kind, config, f"{at}.draft_config")) if kind else spec
 
@@ -218,7 +220,7 @@ def _check_kernels(spec: BundleSpec) -> None:
     fp32, split = spec.dtype == "fp32", "raise --tp"
     for part in spec.parts if spec.kernels == "nki" else ():
         config, packing, heads = part.config, part.packing, part.ctx.heads(part.config)
-        if misfit := attention_misfit(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
+        if misfit := attention_limit_error(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
             raise UserError(f"the {part.role}: {misfit}, or use --kernels reference")
         inner = config.intermediate_size // spec.tp if packing.mlp else 0
         for used, what, numbers, most, way in (

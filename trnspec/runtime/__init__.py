@@ -1,1 +1,1 @@
-"""Executes the graphs of a bundle: on XLA (CPU, Neuron plugin) or as NEFFs by nrtpy."""
+"""Runs the graphs of a bundle: with XLA (CPU, or the Neuron PJRT plugin), or their NEFFs with nrtpy."""

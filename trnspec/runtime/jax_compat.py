@@ -1,4 +1,4 @@
-"""All that the runtime imports from the internals of jax and jaxlib, written for jax 0.10."""
+"""The runtime's only imports from internals of jax and jaxlib, for jax 0.10."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ from jaxlib.mlir.dialects import stablehlo
 from jaxlib.xla_client import _xla  # type: ignore[attr-defined]
 
 __all__ = ["COMPILER_ERRORS", "compile_module", "ir", "module_of", "operations", "replicate", "stablehlo"]
-# of a compiler that refuses a module, and of a conversion that refuses a proto
+# raised by the compiler for an invalid module, and by the conversion for an invalid proto
 COMPILER_ERRORS = (RuntimeError, ValueError, IndexError, ir.MLIRError)
 _aval = functools.cache(jax.core.ShapedArray)
 
 
 @contextmanager
 def module_of(proto: bytes) -> Iterator[ir.Module]:
-    """The StableHLO module of an HLO proto, in a context that is active until the end of the block."""
+    """The StableHLO module of an HLO proto, in an MLIR context that is active until the block ends."""
     with make_ir_context(), ir.Location.unknown():
         yield ir.Module.parse(_xla.mlir.hlo_to_stablehlo(proto))
 
 
 def operations(operation: Any) -> Iterator[Any]:
-    """The operations nested in a module's operation, depth first."""
+    """Yields the operations nested in an operation, depth first."""
     for block in (block for region in operation.regions for block in region.blocks):
         for nested in block.operations:
             yield nested.operation
@@ -36,7 +36,7 @@ def operations(operation: Any) -> Iterator[Any]:
 
 
 def compile_module(module: ir.Module, devices: Sequence[Any], xla_options: Mapping[str, bool | str | int]) -> Any:
-    """An executable of a module, one replica a device; JAX's cache (JAX_COMPILATION_CACHE_DIR) may hold it already."""
+    """Compiles a module, one replica per device, or loads it from JAX's cache (JAX_COMPILATION_CACHE_DIR)."""
     options = xla_client.CompileOptions()
     options.num_replicas, options.num_partitions = len(devices), 1
     options.device_assignment = xla_client.DeviceAssignment.create(np.array([[d.id] for d in devices]))
@@ -46,6 +46,6 @@ def compile_module(module: ir.Module, devices: Sequence[Any], xla_options: Mappi
 
 
 def replicate(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:
-    """A copy of an array on each device, joined along the first axis; faster than `jax.device_put` for small arrays."""
+    """Copies an array to each device, as one array along the first axis; faster than `jax.device_put` if small."""
     shape = (array.shape[0] * len(devices), *array.shape[1:])
     return xla_client.batched_device_put(_aval(shape, array.dtype), sharding, [array] * len(devices), devices)

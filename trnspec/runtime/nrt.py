@@ -1,8 +1,7 @@
-"""A bundle's NEFFs on a device by `nrtpy`, AWS's Python binding of the Neuron runtime, without torch or JAX.
+"""Runs a bundle's NEFFs with `nrtpy`, AWS's Python binding of the Neuron runtime, without torch or JAX.
 
-Each rank is a process (`trnspec/runtime/nrt_rank.py`) with the rank's weights and caches on its core. The inputs of a
-run are in memory that all ranks share, and rank 0 returns the outputs; an output that is an input of the next run stays
-on the cores.
+Each rank is a process (`trnspec/runtime/nrt_rank.py`) with its weights and caches on its core. Ranks read inputs from
+shared memory, and rank 0 returns the outputs. An output that is an input of the next run stays on the cores.
 """
 
 import os
@@ -23,7 +22,7 @@ from model.errors import UserError
 from model.graph_io import StepInputs
 from model.graph_spec import GraphSpec, TensorSpec
 from trnspec.bundle.opening import Bundle
-from trnspec.runtime.nrt_rank import RUNS_AHEAD, SHARED, UNCHANGED, input_places
+from trnspec.runtime.nrt_rank import RUNS_AHEAD, SHARED, UNCHANGED, input_offsets
 from trnspec.runtime.ranks import Ranks
 from trnspec.runtime.runner import Runner
 
@@ -32,7 +31,7 @@ _CORES, _ROOT_ADDRESS, _LNC = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_ROOT_COMM_ID
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """An output of a run; numpy reads it when the run has ended."""
+    """An output of a run; converting it to a NumPy array waits for the run."""
 
     run: Future[Any]
     index: int
@@ -42,9 +41,9 @@ class Output:
 
 
 class NrtRunner(Runner):
-    """Loads a bundle's NEFFs on every rank.
+    """Loads a bundle's NEFFs on all ranks.
 
-    Raises UserError for a bundle without NEFFs or weights, too few cores, or a rank that cannot start.
+    Raises UserError for a bundle without NEFFs or weights, too few cores, or a rank that does not start.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -52,17 +51,17 @@ class NrtRunner(Runner):
         compiler = bundle.manifest.compiler
         if compiler.neff != "neff":
             raise UserError(
-                f"{bundle.path} holds no NEFF of each graph (neff: {compiler.neff}); run python -m compile.neuron "
-                f"{bundle.path} where neuronx-cc is"
+                f"{bundle.path} does not have a NEFF for each graph (neff: {compiler.neff}); run python -m "
+                f"compile.neuron {bundle.path} on a machine with neuronx-cc"
             )
-        # a rank loads a NEFF by its path: a copy of the verified bytes in a private folder
+        # nrtpy loads NEFFs by path: write the verified bytes to a private folder
         self._folder = tempfile.TemporaryDirectory(prefix="trnspec-neff-")
-        # the last run, whose outputs are on the cores, and the read-only inputs that are there
+        # the last run, whose outputs are on the cores, and the read-only inputs that are on the cores
         self._last: Future[Any] | None = None
         self._unchanged: dict[TensorSpec, np.ndarray] = {}
-        # the last runs and their inputs: when rank 0 ends a run all ranks have read them, its collectives need all
+        # a ring of input buffers. A run's buffer is free when rank 0 ends it: its collectives need all ranks' inputs
         shared = Path(self._folder.name) / "inputs"
-        size = max(input_places(graph)[-1] for graph in bundle.graphs)
+        size = max(input_offsets(graph)[-1] for graph in bundle.graphs)
         self._inputs = np.memmap(shared, np.uint8, "w+", shape=(RUNS_AHEAD, size))
         self._runs, self._count = deque[Future[Any]](maxlen=RUNS_AHEAD), 0
         arguments = [str(bundle.path), bundle.manifest.digest, str(shared)]
@@ -82,16 +81,16 @@ class NrtRunner(Runner):
     def _launch(self, graph: GraphSpec, inputs: StepInputs, every: bool = False) -> list[Any]:
         if len(self._runs) == RUNS_AHEAD:
             wait([self._runs[0]])
-        line, places = self._count % RUNS_AHEAD, input_places(graph)
-        pairs = zip(graph.inputs, places, strict=False)
+        line, offsets = self._count % RUNS_AHEAD, input_offsets(graph)
+        pairs = zip(graph.inputs, offsets, strict=False)
         sources = [self._source(tensor, getattr(inputs, tensor.name), self._inputs[line, at:]) for tensor, at in pairs]
         self._last = self._ranks.submit("run", graph.key, line, sources, every=every)
         self._runs.append(self._last)
         self._count += 1
         return [Output(self._last, index) for index in range(len(graph.outputs))]
 
-    def _rehearse(self, graph: GraphSpec, inputs: StepInputs) -> None:
-        # until every rank has ended: a first run with ranks that are not lined up is reported to fail
+    def _warm_up(self, graph: GraphSpec, inputs: StepInputs) -> None:
+        # wait for all ranks: first runs on ranks that are out of step are reported to fail
         self._launch(graph, inputs, every=True)[0].run.result()
         self._last = None
 
@@ -103,7 +102,7 @@ class NrtRunner(Runner):
         self._folder.cleanup()
 
     def _source(self, tensor: TensorSpec, array: Any, place: np.ndarray) -> int:
-        """Where the ranks find an input: the index of an output of the last run, UNCHANGED, or SHARED, at its place."""
+        """The source of an input for the ranks: an output's index in the last run, UNCHANGED, or SHARED (written here)."""
         if isinstance(array, Output):
             if array.run is self._last:
                 return array.index
@@ -119,13 +118,13 @@ class NrtRunner(Runner):
 
 
 def environments(tp: int, lnc: int) -> list[dict[str, str]]:
-    """Each rank's environment: its core, the address of the root rank, the cores of a logical core.
+    """The environment variables of each rank: its core, the root rank's address, LNC.
 
-    Source: NKIPy, docs/user_guide/distributed_execution.md, and the runtime's configuration of nrtpy.
+    Source: NKIPy, docs/user_guide/distributed_execution.md, and nrtpy's runtime configuration.
     """
     cores = _cores(os.environ.get(_CORES, f"0-{tp - 1}"))
     if len(cores) < tp:
-        raise UserError(f"{_CORES} names {len(cores)} cores, the bundle has {tp} ranks; name a core for each")
+        raise UserError(f"{_CORES} lists {len(cores)} cores, the bundle has {tp} ranks; list a core for each rank")
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         address = os.environ.get(_ROOT_ADDRESS, f"127.0.0.1:{probe.getsockname()[1]}")
@@ -134,9 +133,9 @@ def environments(tp: int, lnc: int) -> list[dict[str, str]]:
 
 
 def _cores(text: str) -> list[int]:
-    """The numbers of a list like 0-3,8."""
+    """Parses a list of cores such as 0-3,8."""
     try:
         ranges = [[int(end) for end in part.split("-")] for part in text.split(",")]
     except ValueError as error:
-        raise UserError(f"{_CORES} is {text!r}; write numbers and ranges, such as 0-3,8") from error
+        raise UserError(f"{_CORES} is {text!r}; give numbers and ranges, such as 0-3,8") from error
     return [core for ends in ranges for core in range(ends[0], ends[-1] + 1)]

@@ -1,7 +1,7 @@
-"""`python -m trnspec.runtime.nrt_rank`: one rank of a bundle on its core, started by `trnspec.runtime.nrt`.
+"""`python -m trnspec.runtime.nrt_rank`: the process of one rank, started by `trnspec.runtime.nrt`.
 
-Serves messages of a pipe (`trnspec/runtime/ranks.py`) until the pipe closes. Weights are written to the core once and
-shared by all graphs; a cache is input and output of a graph, which updates it in place.
+Serves the messages of a pipe (`trnspec/runtime/ranks.py`) until it closes. All graphs share the weights on the core; a
+cache is an input and an output of a graph, which updates it in place.
 """
 
 import importlib
@@ -24,24 +24,22 @@ from trnspec.bundle.opening import read_bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.runtime.ranks import serve
 
-# where an input of a run is, if it is no output of the last run: in shared memory, or on the core since an earlier run
+# sources of an input that is not an output of the last run: shared memory, or the core, where an earlier run left it
 SHARED, UNCHANGED = -1, -2
-# runs whose inputs are in shared memory at once
+# input buffers in shared memory
 RUNS_AHEAD = 4
 _ALIGNMENT = 64
 
 
-def input_places(graph: GraphSpec) -> list[int]:
-    """Where a run's inputs begin in shared memory, in bytes, and where the last one ends."""
+def input_offsets(graph: GraphSpec) -> list[int]:
+    """The offset in bytes of each input in a buffer of shared memory, and the end of the last one."""
     sizes = (-(-tensor.bytes // _ALIGNMENT) * _ALIGNMENT for tensor in graph.inputs)
     return list(itertools.accumulate(sizes, initial=0))
 
 
 class _Loaded(NamedTuple):
-    """A NEFF on the core; its weights and state by the names of its inputs, its other inputs, and its state as outputs.
-
-    There are two sets of outputs: one may be input of the next run, which then writes to the other.
-    """
+    """A NEFF on the core. `resident`: weights and state by input name; `inputs`: the other inputs; `state`: state by
+    output name. `outputs` has two sets: one may be input of the next run, which writes to the other."""
 
     model: Any
     resident: dict[str, Any]
@@ -51,12 +49,12 @@ class _Loaded(NamedTuple):
 
 
 class RankWorker:
-    """A bundle's tensors and graphs on one core. Raises UserError if the folder holds another bundle by now."""
+    """A bundle's tensors and graphs on one core. Raises UserError if the folder now has a different bundle."""
 
     def __init__(self, rank: int, path: str, digest: str, shared: str, nrtpy: Any = None) -> None:
         self.bundle, self.rank = read_bundle(Path(path)), rank
         if self.bundle.manifest.digest != digest:
-            raise UserError(f"found a different bundle in {path}")
+            raise UserError(f"has a different bundle in {path}")
         self._shared = np.memmap(shared, np.uint8, "r").reshape(RUNS_AHEAD, -1)
         # vendor seam
         self._nrtpy = nrtpy or importlib.import_module("nrtpy")
@@ -68,10 +66,10 @@ class RankWorker:
         self._last: list[Any] = []
 
     def ready(self) -> None:
-        """Nothing: the reply says that weights and caches are on the core."""
+        """Does nothing; the reply means that weights and caches are on the core."""
 
     def load(self, key: GraphKey, neff: str) -> None:
-        """Load a graph's NEFF, joined with those of the other ranks."""
+        """Loads a graph's NEFF, with its collectives over all ranks."""
         graph, tp = self.bundle.plan.by_key[key], self.bundle.spec.tp
         model = self._nrtpy.NrtpyModel.load_from_neff(
             neff, name=key.name, core_id=0, cc_enabled=tp > 1, rank_id=self.rank, world_size=tp
@@ -89,15 +87,15 @@ class RankWorker:
         self._graphs[key] = _Loaded(model, resident, inputs, written, two)
 
     def run(self, key: GraphKey, line: int, sources: Sequence[int]) -> list[np.ndarray]:
-        """Run a graph on inputs in the plan's order: outputs of the last run by index, UNCHANGED, or SHARED.
+        """Runs a graph. Sources in the plan's order: an output's index in the last run, UNCHANGED, or SHARED.
 
-        Shared ones are in this line of the memory, at `input_places`.
+        SHARED inputs are in buffer `line` of the shared memory, at `input_offsets`.
         """
         graph, loaded = self.bundle.plan.by_key[key], self._graphs[key]
         inputs = {}
-        for tensor, source, at in zip(graph.inputs, sources, input_places(graph), strict=False):
+        for tensor, source, at in zip(graph.inputs, sources, input_offsets(graph), strict=False):
             if source == SHARED:
-                # also where this NEFF does not read it: another one may, and the value is not sent again
+                # even if this NEFF does not read it: the value is not sent again to the next one, which may
                 value = (
                     self._shared[line, at : at + tensor.bytes].view(BY_NAME[tensor.dtype].numpy).reshape(tensor.shape)
                 )
@@ -113,7 +111,7 @@ class RankWorker:
         return [_numpy(x, t) for x, t in zip(self._last, graph.outputs, strict=True)] if self.rank == 0 else []
 
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
-        """Zero NaN in a slot's state and in blocks."""
+        """Replaces NaN and infinity by 0 in a slot's state and in blocks."""
         for tensor in self.bundle.plan.state:
             array = _numpy(self._state[tensor.name], tensor).copy()
             rows = list(blocks) if plan.is_cache(tensor.name) else [slot]
@@ -128,12 +126,12 @@ class RankWorker:
 
 
 def _numpy(tensor: Any, spec: TensorSpec) -> np.ndarray:
-    # a tensor's dtype may come back void
+    # nrtpy may return a void dtype
     return tensor.numpy().view(BY_NAME[spec.dtype].numpy)
 
 
 def _names(graph: GraphSpec, loaded: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    """A NEFF's names of a graph's inputs; one that nothing reads may be missing."""
+    """The tensors of a graph by the names of a NEFF's inputs; a NEFF may omit inputs that it does not read."""
     tensors = (*graph.weights, *graph.inputs, *graph.state)
     names = {name: t for t in tensors for name in (t.name + STATE, t.name) if name in loaded}
     for name, tensor in names.items():

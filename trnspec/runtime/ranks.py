@@ -1,4 +1,4 @@
-"""Worker processes, one a rank: all get the same messages, rank 0 replies, and the end of one ends all."""
+"""Worker processes, one per rank: all receive the same messages, rank 0 replies, and all end if one ends."""
 
 import contextlib
 import itertools
@@ -15,62 +15,63 @@ from typing import Any
 
 from model.errors import UserError
 
-# seconds in which another rank, whose end may be the cause of a failure, is seen to have ended
+# seconds to wait, after a rank reports an error, for another rank to crash, which is then the likely cause
 _FAILURE_GRACE_S = 0.5
+# seconds to wait for a process to end
 _END_S = 10
 
 
 class Ranks:
-    """Processes of a module that serve messages in order, each on its end of a pipe, which is its first argument.
+    """Processes `python -m module PIPE RANK *arguments` that serve the messages of their pipe in order.
 
-    Once one has ended or failed all are ended, since they would wait for it in a collective, and every call raises a
-    UserError that names it. They end with this process too, when their pipes close.
+    If one ends or fails, all are killed, since they would wait for it in a collective, and every call raises a
+    UserError that names it. If this process ends, their pipes close and they end.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
         self._numbers, self._lock = itertools.count(), threading.Lock()
-        # by message number: the future, and the ranks whose reply is missing
+        # message number -> the future, and the ranks that have not replied
         self._pending: dict[int, tuple[Future[Any], set[int]]] = {}
         self._error: UserError | None = None
         self._closing = False
         self._pipes, self.processes = list[Connection](), list[subprocess.Popen[bytes]]()
         for rank, environment in enumerate(environments):
-            ours, theirs = Pipe()
-            with theirs:
-                command = [sys.executable, "-m", module, str(theirs.fileno()), str(rank), *arguments]
-                # in a session of its own a rank gets no Ctrl-C of the terminal
+            parent, child = Pipe()
+            with child:
+                command = [sys.executable, "-m", module, str(child.fileno()), str(rank), *arguments]
+                # a new session, so that Ctrl-C in the terminal does not reach the ranks
                 process = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[child.fileno()],
                     start_new_session=True,
                 )  # fmt: skip
-            self._pipes.append(ours)
+            self._pipes.append(parent)
             self.processes.append(process)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def submit(self, name: str, *arguments: Any, every: bool = False) -> Future[Any]:
-        """Send a call to all ranks; the result is there when rank 0, or `every` rank, has replied."""
+        """Sends a call to all ranks. The future has rank 0's result; with `every` it waits for all ranks."""
         number, future = next(self._numbers), Future[Any]()
         with self._lock:
             if self._error:
                 raise self._error
             self._pending[number] = future, set(range(len(self._pipes) if every else 1))
-        # the same bytes for all: a pickle a rank would take most of the time
+        # pickled once: pickling per rank would take most of the time
         message = ForkingPickler.dumps((number, every, name, arguments))
         try:
             for pipe in self._pipes:
                 pipe.send_bytes(message)
         except OSError:
-            # the listener is about to see why
+            # the listener is about to set the exception
             future.exception(_END_S)
         return future
 
     def broadcast(self, name: str, *arguments: Any) -> None:
-        """Send a call to all ranks and wait for all of them."""
+        """Sends a call to all ranks and waits for their replies."""
         self.submit(name, *arguments, every=True).result()
 
     def close(self) -> None:
-        """End the processes after what they have been sent."""
+        """Ends the processes after the calls that were sent."""
         self._closing = True
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
@@ -101,7 +102,7 @@ class Ranks:
                     future.set_result(value)
 
     def _fail(self, rank: int, message: str) -> None:
-        """End every rank and every call because of this one, or of one that ended without a message."""
+        """Kills all ranks and fails all calls; the error names `rank`, or a rank that crashed if `rank` did not."""
         if self._closing:
             return
         if message:
@@ -109,8 +110,8 @@ class Ranks:
             crashed = (r for r, process in enumerate(self.processes) if process.poll())
             rank, message = next(((r, "") for r in crashed), (rank, message))
         why = message or _exit_reason(self.processes[rank])
-        error = UserError(f"rank {rank} of {len(self._pipes)} {why}; read what it wrote before this, and start again")
-        # before anybody hears of it, who may end this process
+        error = UserError(f"rank {rank} of {len(self._pipes)} {why}; see the log above, and start again")
+        # before the error is raised anywhere: its receiver may end this process
         self._kill()
         with self._lock:
             self._error, pending = error, list(self._pending.values())
@@ -129,12 +130,12 @@ def _exit_reason(process: subprocess.Popen[bytes]) -> str:
         process.wait(_END_S)
     status = process.poll()
     if status is None:
-        return "closed its pipe and does not end"
+        return "closed its pipe and is still running"
     return f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
 def serve(pipe: Connection, rank: int, make: Callable[[], Any]) -> None:
-    """In a rank: call the methods of `make()` that the messages name, until None or the pipe's end."""
+    """In a rank's process: calls the methods of `make()` that the messages name, until None or the pipe closes."""
     number, worker = 0, None
     try:
         while (message := pipe.recv()) is not None:
@@ -145,7 +146,7 @@ def serve(pipe: Connection, rank: int, make: Callable[[], Any]) -> None:
                 pipe.send((number, value))
     except (EOFError, ConnectionError):
         return
-    except Exception as error:  # the other ranks must not wait for this one, whatever it was
-        # the last reply is the end of a sentence
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        # `Ranks._fail` prepends the rank to this message
         known = isinstance(error, UserError)
         pipe.send((number, error if known else UserError(f"failed ({type(error).__name__}: {str(error)[:200]})")))

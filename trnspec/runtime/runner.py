@@ -1,4 +1,4 @@
-"""Runs the graphs of a bundle: what the runners of XLA and of nrtpy share."""
+"""The base class of the runners (XLA, nrtpy), and the choice of a platform."""
 
 import importlib.util
 from abc import ABC, abstractmethod
@@ -18,15 +18,16 @@ PLATFORMS = ("auto", "cpu", "neuron", "pjrt")
 
 
 class Runner(ABC):
-    """The graphs of one bundle, loaded when first used; weights, caches and draft state stay on the devices.
+    """Loads graphs on first use and runs them; weights, caches and draft state stay on the devices.
 
-    A run takes numpy inputs. Its outputs are arrays that numpy can read, which waits for the run; the next ids and
-    positions of the last run may be inputs of the next one unread. Raises UserError for a bundle without weights.
+    Inputs are NumPy arrays. Outputs are arrays; converting one to NumPy waits for the run. `next_ids` and
+    `next_positions` of the last run can be inputs of the next run without conversion. Raises UserError for a bundle
+    without weights.
     """
 
     def __init__(self, bundle: Bundle) -> None:
         if not bundle.manifest.has_weights:
-            raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
+            raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders with weights")
         self.bundle, self.tp = bundle, bundle.spec.tp
         self.loaded = set[GraphKey]()
 
@@ -34,25 +35,25 @@ class Runner(ABC):
         return StepOutputs(*self.launch(key, inputs))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        """Launch a graph of the draft; returns the candidates (B, N)."""
+        """Launches the draft half of a split step; returns the candidates (B, N)."""
         (candidates_BN,) = self.launch(key, inputs)
         return candidates_BN
 
     def prepare(self, key: GraphKey, warm: bool = True) -> None:
-        """Load a graph; `warm` also runs it once on zeros, since a first run is slow, while no sequence is active."""
+        """Loads a graph; if `warm`, also runs it on zeros, because first runs are slow. No sequence may be active."""
         if key not in self.loaded:
             self.load(key)
             if warm:
-                self._rehearse(self.graph(key), zeros_of(self.graph(key).inputs))
+                self._warm_up(self.graph(key), zeros_of(self.graph(key).inputs))
 
     def load(self, key: GraphKey) -> None:
-        """Compile or load a graph, if it is not loaded."""
+        """Compiles or loads a graph if it is not loaded."""
         if key not in self.loaded:
             self._load(self.graph(key))
             self.loaded.add(key)
 
     def launch(self, key: GraphKey, inputs: StepInputs) -> list[Any]:
-        """Launch a graph, loading it first; returns its outputs."""
+        """Launches a graph, loaded if necessary; returns its outputs."""
         self.load(key)
         return self._launch(self.graph(key), inputs)
 
@@ -65,29 +66,31 @@ class Runner(ABC):
     @abstractmethod
     def _launch(self, graph: GraphSpec, inputs: StepInputs) -> list[Any]: ...
 
-    def _rehearse(self, graph: GraphSpec, inputs: StepInputs) -> None:
-        """Run a graph for the first time, and wait for it."""
+    def _warm_up(self, graph: GraphSpec, inputs: StepInputs) -> None:
+        """Runs a graph for the first time and waits for it."""
         np.asarray(self._launch(graph, inputs)[0])
 
     @abstractmethod
     def clear(self, slot: int, blocks: Sequence[int]) -> None:
-        """Zero NaN in a slot's state and in blocks: attention multiplies rows that it does not see by 0."""
+        """Replaces NaN and infinity by 0 in a slot's state and in blocks: attention multiplies invisible rows by 0."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free the devices' memory; nothing runs afterwards."""
+        """Frees the devices' memory; the runner cannot be used afterwards."""
 
 
 def platform_of(bundle: Bundle, platform: str = "auto") -> str:
-    """A platform's name; auto is neuron for a bundle with NEFFs where devices and nrtpy are, else cpu."""
+    """Resolves a platform: auto is neuron if the bundle has NEFFs and the machine has devices and nrtpy, else cpu."""
     if platform not in PLATFORMS:
         raise UserError(f"platform is {platform!r}; it must be {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}")
-    here = any(Path("/dev").glob("neuron[0-9]*")) and importlib.util.find_spec("nrtpy") is not None
-    return platform if platform != "auto" else "neuron" if here and bundle.manifest.compiler.neff == "neff" else "cpu"
+    if platform != "auto":
+        return platform
+    has_device = any(Path("/dev").glob("neuron[0-9]*")) and importlib.util.find_spec("nrtpy") is not None
+    return "neuron" if has_device and bundle.manifest.compiler.neff == "neff" else "cpu"
 
 
 def load_runner(bundle: Bundle, platform: str = "auto") -> Runner:
-    """A bundle on a platform: cpu, neuron (NEFFs by nrtpy), or pjrt (libneuronxla's plugin in JAX, a smoke test)."""
+    """The runner of a bundle: cpu, neuron (NEFFs with nrtpy), or pjrt (libneuronxla's plugin in JAX, a smoke test)."""
     platform = platform_of(bundle, platform)
     if platform == "neuron":
         from trnspec.runtime.nrt import NrtRunner  # noqa: PLC0415 (neither jax nor torch)

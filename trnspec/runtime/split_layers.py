@@ -1,8 +1,8 @@
-"""Splits fused launches that sum over ranks, so that the simulator can run them on a CPU.
+"""Splits `decode_layers` launches with all-reduces inside, so that nkisim can run them on XLA:CPU.
 
-XLA:CPU gives a custom call memory and text, but no rank, and a call that waited for other ranks would block a thread of
-the client. So a launch of several layers becomes the launches of each layer's halves, which have its bits
-(tests/nki_kernels/layer/test_layers.py), with all-reduces of the graph between them.
+XLA:CPU custom calls cannot run collectives: they get no rank, and waiting would block a worker thread. Each layer
+becomes the launches `decode_attention` and `decode_mlp`, with the same bits (tests/nki_kernels/layer/test_layers.py),
+and all-reduces of the graph after each.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from model.nki.launches import API_VERSION, TARGET, Groups, Launch, Result, filled, from_text, to_text
+from model.nki.launches import API_VERSION, CUSTOM_CALL_TARGET, Groups, Launch, Result, filled, from_text, to_text
 from trnspec.runtime.jax_compat import ir, operations, stablehlo
 
-# a value of the graph, and its shape and dtype
+# an MLIR value, and its shape and dtype
 Operand = tuple[Any, Result]
 
 
 def split(module: ir.Module) -> None:
-    """Replace every launch of a parsed module that sums over ranks."""
+    """Replaces all launches of a module that have all-reduces inside."""
     for operation in list(operations(module.operation)):
-        if operation.name == "stablehlo.custom_call" and _text(operation, "call_target_name") == TARGET:
+        if operation.name == "stablehlo.custom_call" and _text(operation, "call_target_name") == CUSTOM_CALL_TARGET:
             launch, declared = from_text(_text(operation, "backend_config"))
             count, groups = launch.sums
             if count:
@@ -51,7 +51,7 @@ def _split(operation: Any, arguments: Sequence[Any], groups: Groups) -> None:
 
 
 def _call(kernel: str, arguments: Sequence[Any], like: Operand, aliased: tuple[int, ...] = ()) -> list[Any]:
-    """The results of a half's launch: a partial sum with the rows' shape, and the operands that it writes."""
+    """Launches a kernel: returns the partial sum, shaped like the rows, and the updated operands."""
     operands = [a for a in arguments if isinstance(a, tuple)]
     named = [f"#{operands.index(a)}" if isinstance(a, tuple) else a for a in arguments]
     launch, values = Launch(kernel, named, (like[1],), aliased), [value for value, _ in operands]
@@ -60,7 +60,7 @@ def _call(kernel: str, arguments: Sequence[Any], like: Operand, aliased: tuple[i
         for at, number in enumerate(aliased)
     ]
     call = stablehlo.CustomCallOp(
-        [like[0].type, *(values[number].type for number in aliased)], values, TARGET,
+        [like[0].type, *(values[number].type for number in aliased)], values, CUSTOM_CALL_TARGET,
         backend_config=ir.StringAttr.get(to_text(launch, [declared for _, declared in operands])),
         api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), API_VERSION),
         output_operand_aliases=ir.ArrayAttr.get(aliases),

@@ -1,4 +1,4 @@
-"""A bundle's graphs by XLA: on CPU devices as they are in the bundle, or on Trainium by the Neuron plugin in JAX."""
+"""Runs a bundle's graphs with XLA: on CPU devices, or on Trainium with the Neuron PJRT plugin in JAX."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from model.graph_io import StepInputs
 from model.graph_key import GraphKey
 from model.graph_spec import GraphSpec, TensorSpec
 from model.nki import custom_calls
-from model.nki.launches import LNC, TARGET
+from model.nki.launches import CUSTOM_CALL_TARGET, LNC
 from trnspec.bundle import plan
 from trnspec.bundle.contract import violations
 from trnspec.bundle.manifest import PLAIN, Compiler, flag_tag, with_lnc
@@ -25,8 +25,8 @@ from trnspec.runtime import jax_compat, split_layers
 from trnspec.runtime.jax_compat import ir, stablehlo
 from trnspec.runtime.runner import Runner
 
-# XLA's options on a CPU, with which a row has the same bits among any number of rows (tests/runtime/test_bits.py):
-# bf16 values are rounded where the graph says so, and YNNPACK's consistent arithmetic multiplies on one thread
+# with these options a row's bits do not depend on the number of rows (tests/runtime/test_bits.py): bf16 values are
+# rounded where the graph says so, and YNNPACK's consistent arithmetic multiplies on one thread
 CPU_OPTIONS: dict[str, bool | str] = {
     "xla_allow_excess_precision": False,
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
@@ -40,7 +40,7 @@ _FLAGS_OF_USER = os.environ.get(_FLAGS_VARIABLE)
 class XlaRunner(Runner):
     """Compiles a bundle's HLO protos; ranks are devices of this process.
 
-    Weights and graphs are read and checked when it is made. Raises UserError for a bundle that the platform cannot run.
+    Reads and verifies weights and graphs on construction. Raises UserError if the platform cannot run the bundle.
     """
 
     def __init__(self, bundle: Bundle, platform: str = "cpu") -> None:
@@ -48,11 +48,11 @@ class XlaRunner(Runner):
         if platform != "cpu":
             if bundle.spec.kernels != "reference":
                 reason = bundle.manifest.without_kernels or "PJRT runs no NKI kernels; build with --kernels reference"
-                raise UserError(f"{bundle.path} cannot run by PJRT: {reason}")
+                raise UserError(f"{bundle.path} cannot run with PJRT: {reason}")
             set_lnc(bundle.manifest.compiler)
         self._platform, self._devices = platform, devices_of(platform, self.tp)
         self._sharding = NamedSharding(Mesh(np.array(self._devices), ("rank",)), PartitionSpec("rank"))
-        # (array, its copy on the devices) of the last run's outputs and read-only inputs
+        # (array, its copy on the devices): the last run's outputs and read-only inputs
         self._placed: list[tuple[Any, Any]] = []
         self._executables: dict[GraphKey, Any] = {}
         self._protos = {graph.key: bytes(bundle.read(graph.file)) for graph in bundle.graphs}
@@ -103,7 +103,7 @@ class XlaRunner(Runner):
             values.clear()  # type: ignore[attr-defined]
 
     def _inputs(self, inputs: list[Any]) -> list[Any]:
-        """Inputs on the devices, where the last run's outputs are already, and its inputs that cannot change."""
+        """Copies inputs to the devices, except for outputs and read-only inputs of the last run, which are there."""
         placed = {id(array): on_devices for array, on_devices in self._placed}
         for array in inputs:
             if id(array) not in placed:
@@ -129,10 +129,11 @@ class XlaRunner(Runner):
 def devices_of(platform: str, count: int) -> list[Any]:
     """The first `count` devices of a PJRT platform: cpu, or neuron (libneuronxla's plugin in JAX).
 
-    Rank r runs on device r in the plugin's order, which is that of the logical cores. UserError if there are fewer.
+    Rank r runs on device r, in the plugin's order, which is that of the logical cores. Raises UserError if there are
+    fewer devices.
     """
     if platform == "cpu":
-        # devices cannot be added once they are made
+        # raises if the devices exist already
         with contextlib.suppress(RuntimeError):
             wanted = max(count, jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", wanted)
@@ -150,34 +151,34 @@ def devices_of(platform: str, count: int) -> list[Any]:
 
 
 def set_lnc(compiler: Compiler) -> None:
-    """Set the cores of a logical core for the Neuron plugin, which reads them when it makes its devices.
+    """Sets LNC for the Neuron plugin, which reads it when it creates its devices.
 
-    UserError where the environment has a different number than the bundle was compiled for.
+    Raises UserError if the environment has a different LNC than the bundle was compiled for.
     """
-    found = os.environ.setdefault(_LNC_VARIABLE, str(compiler.lnc or LNC))
-    if compiler.lnc and found != str(compiler.lnc):
-        raise UserError(f"{_LNC_VARIABLE} is {found} and the bundle was compiled for {compiler.lnc}; leave it out")
+    lnc = os.environ.setdefault(_LNC_VARIABLE, str(compiler.lnc or LNC))
+    if compiler.lnc and lnc != str(compiler.lnc):
+        raise UserError(f"{_LNC_VARIABLE} is {lnc} and the bundle was compiled for {compiler.lnc}; unset it")
 
 
 def set_flags(compiler: Compiler, key: GraphKey) -> None:
-    """Set a graph's flags for the Neuron plugin's compiler, unless the user's environment has flags."""
+    """Sets a graph's compiler flags for the Neuron plugin, unless the user has set NEURON_CC_FLAGS."""
     if _FLAGS_OF_USER is None:
         flags = compiler.flags.get(flag_tag(key), PLAIN)
         os.environ[_FLAGS_VARIABLE] = with_lnc(flags, os.environ[_LNC_VARIABLE])
 
 
 def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec, platform: str = "cpu") -> Any:
-    """An executable of a graph's HLO proto, one replica a device; UserError if the compiler refuses it.
+    """Compiles a graph's HLO proto, one replica per device. Raises UserError if the compiler rejects it.
 
-    The module is compiled as it is, with two exceptions: a CPU runs a launch that sums over ranks as the launches of
-    its layers' halves, and a plugin gets a barrier for each copy (`without_copies`).
+    The module is compiled unchanged, with two exceptions: on a CPU launches with all-reduces inside are split
+    (`split_layers`), and for a plugin copies become barriers (`without_copies`).
     """
     try:
         with jax_compat.module_of(proto) as module:
             if platform != "cpu":
                 without_copies(module)
                 return jax_compat.compile_module(module, devices, {})
-            if TARGET.encode() in proto:
+            if CUSTOM_CALL_TARGET.encode() in proto:
                 custom_calls.register()
                 split_layers.split(module)
             return jax_compat.compile_module(module, devices, CPU_OPTIONS)
@@ -186,7 +187,7 @@ def compile_hlo(proto: bytes, devices: list[Any], graph: GraphSpec, platform: st
 
 
 def without_copies(module: ir.Module) -> None:
-    """Replace copies by barriers: StableHLO has no copy, and plugins refuse the operation outside of it."""
+    """Replaces copies by optimization barriers: StableHLO has no copy operation, and plugins reject mhlo.copy."""
     for operation in [o for o in jax_compat.operations(module.operation) if o.name == "mhlo.copy"]:
         with ir.InsertionPoint(operation), operation.location:
             barrier = stablehlo.OptimizationBarrierOp(operation.operands)
@@ -195,14 +196,14 @@ def without_copies(module: ir.Module) -> None:
 
 
 def refused(graph: GraphSpec, done: str, error: Exception) -> UserError:
-    """The error of a graph that is not compiled or run, as a sentence."""
+    """The UserError for a graph that cannot be compiled or run."""
     message = ascii(str(error).partition("\n")[0][:200])[1:-1]
     return UserError(f"{graph.file} cannot be {done} ({message}); build the bundle again")
 
 
 def unshared(array: np.ndarray) -> np.ndarray:
-    """A copy that a CPU device copies too: memory that begins at a multiple of 64 bytes becomes its own, and cannot be
-    donated. With `may_alias=False` of jax.device_put a plugin refuses the donation as well."""
+    """A copy that is not 64-byte aligned, so that a CPU device copies it: a device that aliases the array's memory
+    could not donate it. `may_alias=False` of jax.device_put does not help: a plugin rejects the donation as well."""
     memory = np.empty(array.nbytes + 128, np.uint8)
     begin = 64 + 16 - memory.ctypes.data % 64
     copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)

@@ -19,7 +19,7 @@ from model.nki.context import NkiContext
 from model.nki.simulated import serve
 from model.ops import EAGER
 from nki_kernels.attention.pipeline import DRAIN, PREFETCH_DISTANCE, STAGES
-from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_misfit
+from nki_kernels.limits import POOL_ROWS, TABLE_ENTRIES, attention_limit_error
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import (
     DROPPED,
@@ -122,10 +122,10 @@ def test_the_model_s_attention_with_both_backings(beyond: int | None) -> None:
 
 
 def test_sizes_that_no_launch_takes() -> None:
-    assert not attention_misfit(64, 128, 32768, POOL_ROWS - 1)
-    assert "raise tp or lower k" in attention_misfit(1, 129, 128, 1)
-    assert "lower the batch or max-len" in attention_misfit(1 + TABLE_ENTRIES // 8, 1, 1000, 1)
-    assert "use fewer pages" in attention_misfit(4, 1, 1024, POOL_ROWS)
+    assert not attention_limit_error(64, 128, 32768, POOL_ROWS - 1)
+    assert "raise tp or lower k" in attention_limit_error(1, 129, 128, 1)
+    assert "lower the batch or max-len" in attention_limit_error(1 + TABLE_ENTRIES // 8, 1, 1000, 1)
+    assert "use fewer pages" in attention_limit_error(4, 1, 1024, POOL_ROWS)
     pool, meta = torch.zeros(2, 1, 128, 64), AttentionMetadata(torch.zeros(0, 1), torch.ones(TABLE_ENTRIES + 1, 1))
     with pytest.raises(UserError, match="lower the batch or max-len, or use --kernels reference"):
         NkiContext(launch=serve).attention(torch.zeros(1, 1, 1, 64), pool, pool, Cache(pool, pool), meta)
