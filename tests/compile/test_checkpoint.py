@@ -94,7 +94,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tied head of equal numbers": (_tied(0.0), ""),
     "a tied head": (_tied(1e-3), "has lm_head.weight, which differs from the embedding"),
     "another name": (_moved("model-00001-of-00001.safetensors"), ""),
-    **{name: (_moved(name), f"has its weights in {name}; only a model's *.safetensors are read") for name in (
+    **{name: (_moved(name), f"has its weights in {name}; only *.safetensors") for name in (
         "pytorch_model.bin", "consolidated.safetensors", "consolidated.00.pth", "model.gguf",
         "adapter_model.safetensors")},
     "an adapter": (lambda f: f.with_name("adapter_config.json").touch(), "is an adapter; merge it"),

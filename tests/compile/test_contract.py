@@ -123,7 +123,32 @@ def _opcode(name: str, old: str = "sine") -> Callable[[Any], None]:
     return lambda module: setattr(_first(module, old), "opcode", name)
 
 
+def _loop(edit: Callable[[Any, Any, Any], object]) -> Callable[[Any], None]:
+    """An edit of the first loop: its operand, the counter in its body, its condition's limit."""
+
+    def act(module: Any) -> None:
+        loop = _first(module, "while")
+        body, condition = (next(c for c in module.computations if c.id == i) for i in loop.called_computation_ids)
+        named = {i.id: i for i in _all(module)}
+        root, limit = named[body.root_id], named[named[condition.root_id].operand_ids[1]]
+        edit(named[named[loop.operand_ids[0]].operand_ids[0]], named[root.operand_ids[0]], limit)
+
+    return act
+
+
+NO_LOOP = "it cannot be followed (a loop does not count"
+
+
+def _many_rounds(start: Any, counter: Any, limit: Any) -> None:
+    limit.literal.s32s[:] = [1 << 30]
+
+
 DEPARTURES: dict[Callable[[Any], Any], str] = {
+    _loop(_many_rounds): "it computes ",
+    _loop(lambda start, *_: start.literal.s32s.__setitem__(0, -9)): NO_LOOP,
+    _loop(lambda _, counter, __: setattr(counter, "opcode", "multiply")): NO_LOOP,
+    _loop(lambda *found: setattr(found[2], "opcode", "iota")): NO_LOOP,
+    lambda module: _first(module, "dot").shape.dimensions.__setitem__(0, 1 << 60): "it computes ",
     lambda module: _swap_numbers(_parameters(module)[5:7]): "parameter ",
     _swap_results: "result 0 is accepted_tokens int32 (2, 1), expected accepted_tokens int32 (2, 4)",
     lambda module: setattr(_parameters(module)[0].frontend_attributes.map[0], "value", "x"): "parameter 0 is x ",

@@ -1,4 +1,4 @@
-"""Checkpoints that transformers' save_pretrained writes have transformers' greedy ids: the shapes of Qwen3, in small."""
+"""Checkpoints written by transformers' save_pretrained have transformers' greedy ids: Qwen3's shapes, in small."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = [(3, 5, 7), (9, 2, 40, 41, 6), (11,)]
 
 
 def _saved(folder: Path, shape: tuple[int, int, int, int, bool], **changes: Any) -> Qwen3ForCausalLM:
-    """A random model in fp32, saved in bf16 as several files with an index, and its tokenizer."""
+    """A random model in fp32, loaded from the folder: bf16, several files with an index, a tokenizer."""
     heads, kv_heads, hidden, inner, tied = shape
     config = Qwen3Config(
         hidden_size=hidden, intermediate_size=inner, num_hidden_layers=2, num_attention_heads=heads,
@@ -45,7 +45,7 @@ def _saved(folder: Path, shape: tuple[int, int, int, int, bool], **changes: Any)
     model.save_pretrained(folder, max_shard_size="30KB")
     Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w0")).save(str(folder / "tokenizer.json"))
     assert len([*folder.glob("*.safetensors")]) > 1
-    return model.float()
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def _expected(model: Qwen3ForCausalLM, prompt: tuple[int, ...]) -> list[int]:

@@ -81,16 +81,13 @@ def _template(count: int) -> dict[str, Any]:
 
 
 _Z, _NFC = {"String": "z"}, {"type": "NFC"}
-# changes of a tokenizer.json, and how they lengthen a text where it is too much
-GROWTHS: list[tuple[dict[str, Any], str]] = [
-    ({"normalizer": _replace(_Z, "z" * 16)}, ""),
-    ({"normalizer": _replace(_Z, "z" * 17)}, "17"),
-    ({"normalizer": {"type": "Sequence", "normalizers": [_NFC] + [_replace(_Z, "z" * 60)] * 4}}, "1.3e+07"),
-    ({"normalizer": _replace({"Regex": ""}, "z" * 16)}, "17"),
-    ({"post_processor": _template(1)}, ""),
-    ({"post_processor": _template(99)}, "99"),
-    ({"decoder": _replace(_Z, "z" * 40)}, "40"),
-]
+# changes of a tokenizer.json, and whether they can lengthen a text
+GROWTHS: list[tuple[dict[str, Any], bool]] = [
+    ({"normalizer": _replace(_Z, "y")}, False), ({"normalizer": _replace(_Z, "zz")}, True),
+    ({"normalizer": {"type": "Sequence", "normalizers": [_NFC] + [_replace(_Z, "z" * 60)] * 4}}, True),
+    ({"normalizer": _replace({"Regex": ""}, "z")}, True), ({"post_processor": _template(1)}, False),
+    ({"post_processor": _template(99)}, True), ({"decoder": _replace(_Z, "z" * 40)}, True),
+]  # fmt: skip
 
 
 def test_a_pair_shares_vocabulary_and_tokenizer(fresh: Path) -> None:
@@ -112,7 +109,7 @@ def test_a_tokenizer_that_the_model_cannot_use_is_refused(fresh: Path) -> None:
     for change, growth in GROWTHS:
         file.write_text(json.dumps(plain | change), encoding="utf-8")
         if growth:
-            refused(bare.check, f"lengthens a text up to {growth} times, at most 16 times is supported")
+            refused(bare.check, "can lengthen a text")
         else:
             bare.check()
     for content in ("{", '{"model": {"type": "Magic"}}'):

@@ -123,8 +123,8 @@ def _files_of(path: Path) -> list[Path]:
     files = [f for f in every if f.suffix == ".safetensors" and not f.name.startswith(_OTHER_MODELS)]
     if not files:
         raise UserError(
-            f"checkpoint {path} has its weights in {', '.join(f.name for f in every[:3])}; only a model's *.safetensors are read; save it with "
-            "transformers' save_pretrained, an adapter after merging it into its base model"
+            f"checkpoint {path} has its weights in {', '.join(f.name for f in every[:3])}; only *.safetensors of a model "
+            "are read: save it with transformers' save_pretrained, an adapter after merging it into its base model"
         )
     return files
 
