@@ -80,9 +80,9 @@ PRESETS = {
 
 
 def load_config(name_or_path: str) -> Qwen3Config:
-    """The config of a preset or of a checkpoint folder; UserError for an unknown name or no dense Qwen3.
+    """The config of a preset or of a checkpoint folder; UserError for an unknown name or a model other than Qwen3.
 
-    Its end ids are those of config.json and of generation_config.json, which often has more of them.
+    Its end ids are those of config.json and of generation_config.json.
     """
     if name_or_path in PRESETS:
         return PRESETS[name_or_path]
@@ -118,11 +118,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a small file of a checkpoint; UserError for a large one."""
+    """The content of a small file; UserError for a large one, or if it is not a regular file."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file; give an existing one")
     with path.open("rb") as file:
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise UserError(f"{path} has more than {_MAX_BYTES >> 20} MiB; download the checkpoint again")
+        raise UserError(f"{path} has more than {_MAX_BYTES >> 20} MiB; correct it or download it again")
     return content
 
 
@@ -171,7 +173,7 @@ def config_from_dict(
         if values_of[1:] and values_of[0] != values_of[1]:
             raise UserError(f"{where} has {name} and a different value in rope_parameters; remove the wrong one")
     if not thetas:
-        raise UserError(f"{where} has no rope_theta; add the one of its training, 1000000 for Qwen's own checkpoints")
+        raise UserError(f"{where} has no rope_theta; add the value of its training, 1000000 in Qwen's checkpoints")
     if quantization := raw.get("quantization_config") or raw.get("compression_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")

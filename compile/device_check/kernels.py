@@ -38,8 +38,8 @@ _CONFIG = dataclasses.replace(
 def compare_kernel(name: str, out: Path) -> dict[str, Any]:
     """The largest error of a case on two cores; UserError for a result beyond its bound."""
     nki, worst = make_context("nki", 1, EAGER, run_on_tensors, 3 if name == "decode_layers" else 1), 0.0
-    for at, (found, expected) in enumerate(zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True)):
-        error = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
+    for at, (actual, expected) in enumerate(zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True)):
+        error = (actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
         # NaN is no error that is at most a bound
         if not error <= (bound := _SUMS if expected.is_floating_point() else 0.0):
             raise UserError(f"result {at} is off by {error:.3g} of its largest number, and {bound:.3g} is its bound")
@@ -93,7 +93,7 @@ def _samples(ctx: Context) -> list[Tensor]:
 
 
 def _accept(ctx: Context) -> list[Tensor]:
-    """Drafts of which 0, 2 and all of 3 are equal, and a limit of 1."""
+    """Three drafts that agree with the samples at 0, 2, 3 and 3 positions, the last sequence with a limit of 1."""
     sampled = ShardArgmax(torch.zeros(1, 4, 4), torch.tensor([[[5, 6, 7, 8]] * 4]).int())
     drafts = torch.tensor([[9, 6, 7], [5, 6, 1], [5, 6, 7], [5, 6, 7]]).int()
     return list(ctx.accept(drafts, sampled, torch.tensor([3, 3, 3, 1]).int()))

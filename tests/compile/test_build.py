@@ -32,7 +32,7 @@ from tests.hostile.kills import beginnings, replacements
 from trnspec.bundle import manifest
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.bundle.opening import damage, open_bundle, read_bundle
+from trnspec.bundle.opening import corrupt_files, open_bundle, read_bundle
 from trnspec.bundle.plan import make_plan
 
 SMALL: dict[str, Any] = {"k": 0, "batch": 1}
@@ -80,7 +80,7 @@ def test_a_second_build_makes_only_what_is_lost(fresh: Path, monkeypatch: pytest
         assert (again.made, again.reused) == (1, first.made - 1)
         assert _changed(first.path, before) == {lost, *made_anew}
     assert all((first.path / g.file).read_bytes() == g.file.encode() for g in read_bundle(first.path).graphs)
-    assert damage(read_bundle(first.path)) == []
+    assert corrupt_files(read_bundle(first.path)) == []
     assert sorted(p.name for p in fresh.iterdir()) == ["bundle", "draft", "target"]
 
 
@@ -177,7 +177,7 @@ def test_a_build_killed_at_any_write_is_no_bundle_or_a_complete_one(
             break
         without += not (out / MANIFEST).exists()
         if (out / MANIFEST).exists():
-            assert damage(read_bundle(out)) == []
+            assert corrupt_files(read_bundle(out)) == []
         _built(fresh, "killed")
         assert read_bundle(out).files == expected
         assert not list(fresh.glob(".killed*"))

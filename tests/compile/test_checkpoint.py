@@ -94,12 +94,12 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a tied head of equal numbers": (_tied(0.0), ""),
     "a tied head": (_tied(1e-3), "has lm_head.weight, which differs from the embedding"),
     "another name": (_moved("model-00001-of-00001.safetensors"), ""),
-    **{name: (_moved(name), f"has its weights in {name}; only *.safetensors") for name in (
+    **{name: (_moved(name), f"has its weights in {name}; only safetensors") for name in (
         "pytorch_model.bin", "consolidated.safetensors", "consolidated.00.pth", "model.gguf",
         "adapter_model.safetensors")},
     "an adapter": (lambda f: f.with_name("adapter_config.json").touch(), "is an adapter; merge it"),
     "without its head": (_renamed(lambda n: n.removeprefix("model.").replace("lm_head", "norm2")),
-                         "perhaps of a model saved without its head"),
+                         "input_layernorm.weight and a head"),
     "a longer prefix": (_renamed(lambda n: n.replace("model.", "model.language_model.")),
                         "has model.language_model.layers.0.input_layernorm.weight, expected model.layers.0"),
     "compiled": (_renamed(lambda n: f"_orig_mod.{n}"), "has _orig_mod.model.layers.0.input_layernorm.weight, expected"),

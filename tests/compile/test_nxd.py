@@ -29,7 +29,7 @@ from tests.compile.nxdi_host import Host, Served, Tensors
 from tests.compile.tiny import refused, spec, write_noisy_pair
 from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.model.family import untraced
-from trnspec.bundle.opening import damage, read_bundle
+from trnspec.bundle.opening import corrupt_files, read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.config import engine_config
@@ -128,7 +128,7 @@ def test_modelbuilder_traces_model_pt(base: Path, compiler: Path, monkeypatch: p
     changes = SIZES | {"k": k, "tp": 2, "compiler_flags": {"step": "-O3 --lnc 2"}}
     bundle = read_bundle(untraced(spec(base, f"full{k}", **changes, toolchain="model.pt")))
     builder, step = fake_sdk.ModelBuilder.built[-1], FUSED if k else DECODE
-    assert damage(bundle) == []
+    assert corrupt_files(bundle) == []
     compiled = bundle.manifest.compiler
     assert (compiled.toolchain, compiled.neff, compiled.lnc) == ("full", "model.pt", LNC)
     assert {"model.pt", "neuron_config.json"} < bundle.files.keys()

@@ -120,7 +120,7 @@ def test_a_load_after_a_file_was_changed_is_a_sentence(bundle: Path, name: str) 
     opened = open_bundle(bundle)
     flip(bundle / name)
     for read in (lambda: opened.read(name), lambda: _ids(bundle)):
-        refused(read, f"is damaged: {name} does not match the manifest")
+        refused(read, f"is corrupt: {name} does not match the manifest")
 
 
 def test_a_file_that_may_not_be_read_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

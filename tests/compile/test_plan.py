@@ -11,7 +11,7 @@ import pytest
 
 from compile.build import checked_plan
 from compile.build import main as build
-from compile.report import FIGURES
+from compile.report import CAPACITY
 from compile.spec import BuildSpec, Recipe
 from model.config import PRESETS
 from model.graph_key import GraphKey, Stage
@@ -123,7 +123,7 @@ def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) 
     assert (sizes["code"], sizes["rings"]) == (2 * 96_000_000 + 9 * 118_000_000, 9 * 333_000_000)
     tight = BuildSpec(k="7", tp=4, max_len=16384)
     plan = make_plan(tight.bundle)
-    assert plan.weight_bytes + plan.cache_bytes < FIGURES.capacity
+    assert plan.weight_bytes + plan.cache_bytes < CAPACITY
     refused(lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 17.40, ", "; raise --tp, lower")
 
 

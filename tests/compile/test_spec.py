@@ -186,9 +186,10 @@ FORGED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("eagle3", {}, {"taps": [0, -1]}, r"taps\[1\] is -1"),
     ("eagle3", {}, {"target_hidden_size": 64}, "the draft reads hidden states of size 64"),
     ("eagle3", {}, {"draft_vocab_size": 65}, "has a larger vocabulary than the target"),
-    ("draft", {"max_len": 200}, {}, "max-len 200 is no multiple of 128"),
-    ("draft", {"max_len": 1024}, {}, "max-len 1024 is beyond the models' 512"),
-    ("draft", {}, {"vocab_size": 96}, "vocabularies of 64 and 96 tokens"),
+    ("draft", {"max_len": 200}, {}, "max-len 200 is not a multiple of 128; use 128 or 256"),
+    ("draft", {"max_len": 1024}, {}, "max-len 1024 exceeds the 512 positions of the models; lower it"),
+    ("draft", {"max_len": 513}, {}, "max-len 513 is not a multiple of 128; use 512"),
+    ("draft", {}, {"vocab_size": 96}, "vocabularies of 64 and 96 ids; give a --draft"),
     ("draft", {"tp": 3}, {}, "tp is 3"),
 ]
 

@@ -26,7 +26,7 @@ from tests.compile import fake_nki, fake_sdk
 from tests.compile.tiny import refused, spec
 from tests.model.family import untraced
 from trnspec.bundle import hlo
-from trnspec.bundle.opening import Bundle, damage, read_bundle
+from trnspec.bundle.opening import Bundle, corrupt_files, read_bundle
 from trnspec.runtime.xla import XlaRunner
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
@@ -56,7 +56,7 @@ def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
 ) -> None:
     bundle, count = made
     assert (bundle.manifest.compiler.neff, bundle.manifest.compiler.kernels) == ("neff", "bir")
-    assert damage(bundle) == []
+    assert corrupt_files(bundle) == []
     assert findings(bundle) == []
     doctor([str(bundle.path)])
     assert " GB: weights 0.00, caches 0.00, code 1.14, rings 2.66, scratch 0.33" in capsys.readouterr().out

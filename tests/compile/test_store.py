@@ -202,7 +202,7 @@ def test_another_bundle_is_never_overwritten(bundle: Path, store_of: str, addres
     refused(lambda: pull(store_of, other), "holds a different bundle")
     assert verify(store_of) == []
     flip(other / SHARD)
-    refused(lambda: push(other, f"{store_of}-2"), "is damaged: weights/tp0", "before it is pushed")
+    refused(lambda: push(other, f"{store_of}-2"), "is corrupt: weights/tp0", "before it is pushed")
     for remote in (open_remote(str(tmp_path)), open_remote(address)):
         assert remote.put_new("key", b"ours")
         remote.size = lambda key: None  # type: ignore[method-assign]
@@ -331,7 +331,7 @@ def test_a_signature_may_be_required(bundle: Path, tmp_path: Path, keys: Keys, m
     flip(bundle / SHARD)
     (bundle / SIGNATURE).unlink()
     sign = ["sign", str(bundle), "--key", keys.secret]
-    refused(lambda: store(sign), "is damaged: weights/tp0", "; build it again before it is signed")
+    refused(lambda: store(sign), "is corrupt: weights/tp0", "; build it again before it is signed")
     assert not (bundle / SIGNATURE).exists()
 
 

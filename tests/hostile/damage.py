@@ -13,7 +13,7 @@ from model.errors import UserError
 from tests.compile.tiny import flip, write_manifest
 from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.bundle.opening import damage, open_bundle, read_bundle
+from trnspec.bundle.opening import corrupt_files, open_bundle, read_bundle
 
 HUGE = 1_000_000_000
 
@@ -41,7 +41,7 @@ def damage_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
 
 def _verified(folder: Path) -> None:
     """Open a bundle, and read what a loader reads later."""
-    if found := damage(open_bundle(folder)):
+    if found := corrupt_files(open_bundle(folder)):
         raise UserError(f"{folder} is damaged: {found[0]}")
 
 

@@ -1,6 +1,6 @@
 """Hugging Face checkpoints: checked by name, shape and dtype, and cut into the shards of ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _OTHER_MODELS = ("consolidated", "adapter_")
 _QUANTIZED = ("_scale", "_scale_inv", "_packed", "qweight", "qzeros", "scales", "g_idx", "absmax", "SCB", "quant_state")
 # a name that every decoder has, from its layers on
 _LAYER = "layers.0.input_layernorm.weight"
-_HEAD, _EMBEDDING, _COMPARED_ROWS = "lm_head.weight", "model.embed_tokens.weight", 8192
+_HEAD = "lm_head.weight"
 
 
 class Checkpoint:
@@ -45,26 +45,28 @@ class Checkpoint:
             for key in opened.keys():  # noqa: SIM118
                 name = drafter.rename_weight(config, key)
                 if name in self._tensors:
-                    raise UserError(f"checkpoint {path} has {key} in two files; download the checkpoint again")
+                    raise UserError(f"checkpoint {path} has {key} in two files; remove the files of an older save")
                 (self._tensors if name else unused)[name or key] = opened.get_slice(key)
         for name, tied in drafter.tied_to_target.items():
             if target and name not in self._tensors:
                 self._tensors[name] = target._tensors[next(n for n in tied if n in target._tensors)]
         self._check()
-        if _HEAD in unused and not _equal(unused[_HEAD], self._tensors[_EMBEDDING]):
-            raise UserError(
-                f"checkpoint {path} has {_HEAD}, which differs from the embedding, and its config.json sets "
-                "tie_word_embeddings; set it to false if the head was trained, or remove the head"
-            )
+        if _HEAD in unused:
+            head, embedding = unused[_HEAD][:], self._tensors["model.embed_tokens.weight"][:]
+            if not torch.equal(head.to(embedding.dtype), embedding):
+                raise UserError(
+                    f"checkpoint {path} has {_HEAD}, which differs from the embedding, and its config.json sets "
+                    "tie_word_embeddings; set it to false if the head was trained, or remove the head"
+                )
 
     def _check(self) -> None:
-        expected, found = checkpoint_shapes(self.config), self._tensors
-        unknown = sorted(found.keys() - expected.keys())
+        expected, tensors = checkpoint_shapes(self.config), self._tensors
+        unknown = sorted(tensors.keys() - expected.keys())
         scales, adapters = [n for n in unknown if n.endswith(_QUANTIZED)], [n for n in unknown if ".lora_" in n]
         integers = {w.parts[0][0] for w in drafter_of(self.config).weights(self.config, Packing()) if w.dtype}
         shapes, dtypes = list[str](), list[str]()
-        for name in expected.keys() & found:
-            shape, dtype = tuple(found[name].get_shape()), found[name].get_dtype()
+        for name in expected.keys() & tensors:
+            shape, dtype = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
             if shape != expected[name]:
                 shapes.append(f"{name} is {shape}, expected {expected[name]}")
             if dtype not in (_INTEGERS if name in integers else _FLOATS):
@@ -72,8 +74,8 @@ class Checkpoint:
         for fault, names, way in (
             ("is quantized: it has", scales, "give the bf16 checkpoint of the model"),
             ("is an adapter: it has", adapters, "merge it into its base model, and give the merged checkpoint"),
-            ("has", _misnamed(found, expected), "save it as a Qwen3ForCausalLM with transformers"),
-            ("lacks", expected.keys() - found, "give the folder of a complete checkpoint that fits its config.json"),
+            ("has", _misnamed(tensors, expected), "save it as a Qwen3ForCausalLM with transformers"),
+            ("lacks", expected.keys() - tensors, "give the folder of a complete checkpoint that fits its config.json"),
             ("has unknown", unknown, "give a checkpoint that fits its config.json"),
             ("has wrong shapes:", shapes, "give a checkpoint that fits its config.json"),
             ("has weights of a type that is not supported:", dtypes, "give one in bf16, fp16 or fp32, not quantized"),
@@ -123,8 +125,8 @@ def _files_of(path: Path) -> list[Path]:
     files = [f for f in every if f.suffix == ".safetensors" and not f.name.startswith(_OTHER_MODELS)]
     if not files:
         raise UserError(
-            f"checkpoint {path} has its weights in {', '.join(f.name for f in every[:3])}; only *.safetensors of a model "
-            "are read: save it with transformers' save_pretrained, an adapter after merging it into its base model"
+            f"checkpoint {path} has its weights in {', '.join(f.name for f in every[:3])}; only safetensors are read: "
+            "save it with transformers' save_pretrained, an adapter after merging it into its base model"
         )
     return files
 
@@ -138,20 +140,11 @@ def _open(file: Path) -> Any:
         raise UserError(f"{file} is truncated or corrupted ({error}); download the checkpoint again") from error
 
 
-def _misnamed(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+def _misnamed(names: Iterable[str], expected: Mapping[str, Any]) -> list[str]:
     """A tensor whose name has another prefix than the one expected, as a clause; none if there is no such tensor."""
     right = next(name for name in expected if name.endswith(_LAYER))
-    lacks_head = _HEAD in expected and not any(name.endswith(_HEAD) for name in found)
-    headless = ", perhaps of a model saved without its head" if lacks_head else ""
-    return [f"{name}, expected {right}{headless}" for name in found if name.endswith(_LAYER) and name != right][:1]
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two slices of safetensors have the same numbers; a few rows are read at a time."""
-    if (shape := one.get_shape()) != other.get_shape():
-        return False
-    parts = (slice(first, first + _COMPARED_ROWS) for first in range(0, shape[0], _COMPARED_ROWS))
-    return all(torch.equal(one[rows], other[rows].to(one[:1].dtype)) for rows in parts)
+    headless = "" if any(name.endswith(_HEAD) for name in names) else " and a head"
+    return [f"{name}, expected {right}{headless}" for name in names if name.endswith(_LAYER) and name != right][:1]
 
 
 def _cut(tensor: Tensor, shard: ShardSpec, rank: int, heads: HeadMap, head_dim: int) -> Tensor:

@@ -161,9 +161,9 @@ def _rounds(loop: Any, caller: dict[int, Any], bodies: dict[int, tuple[dict[int,
     (body, body_root), (condition, root) = (bodies[c] for c in loop.called_computation_ids)
     start, following = caller[loop.operand_ids[0]].operand_ids[0], body[body_root].operand_ids[0]
     forms = _form(caller[start], caller), _form(body[following], body), _form(condition[root], condition)
-    if not (found := _LOOP.fullmatch(" ".join(forms))):
+    if not (match := _LOOP.fullmatch(" ".join(forms))):
         raise ValueError("a loop does not count from 0 to a constant")
-    return int(found[1])
+    return int(match[1])
 
 
 def _form(i: Any, body: dict[int, Any], depth: int = 3) -> str:
@@ -179,8 +179,8 @@ def _size(shape: Any) -> float:
     )
 
 
-def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
-    for what, tensors, planned in zip(("parameter", "result"), found[:2], hlo.io_specs(graph), strict=True):
+def _interface(graph: GraphSpec, actual: Signature) -> Iterator[str]:
+    for what, tensors, planned in zip(("parameter", "result"), actual[:2], hlo.io_specs(graph), strict=True):
         if len(tensors) != len(planned):
             yield f"it has {len(tensors)} {what}s, expected {len(planned)}"
         for at, pair in enumerate(zip(tensors, planned, strict=False)):
@@ -189,5 +189,5 @@ def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
                 yield f"{what} {at} is {one}, expected {other}"
     first_state = len(graph.weights) + len(graph.inputs)
     aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
-    if found.aliases != aliases:
-        yield f"its aliases, result to parameter, are {found.aliases}, expected {aliases}"
+    if actual.aliases != aliases:
+        yield f"its aliases, result to parameter, are {actual.aliases}, expected {aliases}"

@@ -33,8 +33,8 @@ def _lengthens(part: Any) -> bool:
         case {"type": "Replace", "pattern": pattern, "content": content}:
             # a regular expression may match between any two characters
             return len(content) > len(pattern.get("String", ""))
-        case {"type": "TemplateProcessing", "single": pieces}:
-            return sum("Sequence" in piece for piece in pieces) > 1
+        case {"type": "TemplateProcessing", "single": parts}:
+            return sum("Sequence" in part for part in parts) > 1
     # Precompiled is a table of strings
     return isinstance(part, dict) and (part.get("type") == "Precompiled" or any(map(_lengthens, part.values())))
 
