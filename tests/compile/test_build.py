@@ -60,7 +60,7 @@ def _there(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _changed(folder: Path, before: dict[str, tuple[int, int]]) -> set[str]:
-    return {name for name, found in _there(folder).items() if before.get(name) != found}
+    return {name for name, actual in _there(folder).items() if before.get(name) != actual}
 
 
 def test_a_second_build_makes_only_what_is_lost(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +125,11 @@ def test_a_plan_is_made_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsy
     flags = ["--target", str(fresh / "target"), "--k", "0", "--tp", "1", "--max-len", "128", "--json"]
     for new, reused in ((7, 0), (0, 7)):
         build_command([*flags, "--out", str(fresh / "out")])
-        said = capsys.readouterr()
-        cost = json.loads(said.out)["cost"]
+        message = capsys.readouterr()
+        cost = json.loads(message.out)["cost"]
         assert (cost["made"], cost["reused"]) == (new, reused)
         assert 0 < cost["wall_seconds"] < 600
-        assert f"{new} files made, {reused} reused; " in said.err
+        assert f"{new} files made, {reused} reused; " in message.err
     assert len(made) == 2
 
 
@@ -194,9 +194,9 @@ def test_three_kills_of_a_new_build_and_of_one_over_a_bundle(
     monkeypatch.setattr(compile.build, "lower_graphs", trace.lower_graphs)
     for series in (beginnings, replacements):
         (tmp_path / series.__name__).mkdir()
-        found = series(spec(fresh, k=2, batch=1), tmp_path / series.__name__, seed=0, count=3)
-        assert found.tried >= 3
-        assert not found.short, str(found)
+        actual = series(spec(fresh, k=2, batch=1), tmp_path / series.__name__, seed=0, count=3)
+        assert actual.tried >= 3
+        assert not actual.short, str(actual)
 
 
 def test_two_builds_at_once_are_one_and_a_sentence(fresh: Path) -> None:
@@ -214,10 +214,10 @@ def test_places_that_no_bundle_can_have_are_sentences(fresh: Path, monkeypatch: 
     (fresh / "file").touch()
     notes = _built(fresh, "noted").path / "notes.txt"
     notes.write_text("mine", encoding="utf-8")
-    for out, said in (("/", "cannot be a bundle's folder"), ("loop", "cannot be"),
-                      ("file", "cannot be a bundle's folder"), ("noted", "notes.txt is no file of a bundle"),
-                      ("/dev/shm", "cannot be"), ("strange", "is not empty and holds no bundle")):  # fmt: skip
-        with pytest.raises((UserError, OSError), match=rf"{said}|symbolic links"):
+    for out, message in (("/", "cannot be a bundle's folder"), ("loop", "cannot be"),
+                      ("file", "cannot be a bundle's folder"), ("noted", "notes.txt is not a file of a bundle"),
+                      ("/dev/shm", "cannot be"), ("strange", "is not empty and is not a bundle")):  # fmt: skip
+        with pytest.raises((UserError, OSError), match=rf"{message}|symbolic links"):
             _built(fresh, out, k=1)
     assert notes.read_text(encoding="utf-8") == (fresh / "strange/letter.txt").read_text(encoding="utf-8") == "mine"
     needed = (64 << 20) + 2 * make_plan(spec(fresh, **SMALL, tp=2).bundle).weight_bytes
@@ -229,17 +229,17 @@ def test_places_that_no_bundle_can_have_are_sentences(fresh: Path, monkeypatch: 
     "where", [".bundle.building", ".bundle.building/bundle/weights", "bundle/hlo", f"bundle/{BUILD}"]
 )
 def test_a_build_writes_through_no_link(fresh: Path, where: str) -> None:
-    theirs, link = fresh / "theirs", fresh / where
-    theirs.mkdir()
-    (theirs / "letter.safetensors").write_bytes(b"mine")
+    stored, link = fresh / "theirs", fresh / where
+    stored.mkdir()
+    (stored / "letter.safetensors").write_bytes(b"mine")
     _built(fresh)
     if link.is_dir():
         shutil.rmtree(link)
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(theirs)
+    link.symlink_to(stored)
     with contextlib.suppress(UserError):
         _built(fresh, k=1)
-    assert {p.name: p.read_bytes() for p in theirs.iterdir()} == {"letter.safetensors": b"mine"}
+    assert {p.name: p.read_bytes() for p in stored.iterdir()} == {"letter.safetensors": b"mine"}
     if link.is_symlink():
         link.unlink()
     assert _built(fresh, k=1).path

@@ -53,8 +53,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "twice": (lambda f: (save_file({NAME: load_file(f)[NAME] + 1}, f.with_name("other.safetensors")),
                          f.with_name(INDEX).write_text(json.dumps({"weight_map": TWO_FILES}), encoding="utf-8")),
               f"has {NAME} in two files"),
-    **{f"index {text}": (lambda f, text=text: f.with_name(INDEX).write_text(text, encoding="utf-8"), said)
-       for text, said in {
+    **{f"index {text}": (lambda f, text=text: f.with_name(INDEX).write_text(text, encoding="utf-8"), message)
+       for text, message in {
            "{}": NO_FILE, "{": "cannot be read as JSON", '{"weight_map": ["a"]}': NO_FILE,
            '{"weight_map": {"a": 7}}': "lists 7, which", '{"weight_map": {"a": "../b"}}': "lists '../b', which",
            '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}': "00002.safetensors does not exist"}.items()},
@@ -63,9 +63,9 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_files_are_refused(fresh: Path, case: str) -> None:
-    (act, said), config = DAMAGED[case], spec(fresh).bundle.target_config
+    (act, message), config = DAMAGED[case], spec(fresh).bundle.target_config
     act(fresh / "target" / "model.safetensors")
-    refused(lambda: shard_of(Checkpoint(fresh / "target", config), 0, 1, torch.float32, Packing()), said)
+    refused(lambda: shard_of(Checkpoint(fresh / "target", config), 0, 1, torch.float32, Packing()), message)
 
 
 def _renamed(change: Callable[[str], str]) -> Callable[[Path], None]:
@@ -111,10 +111,10 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("case", FOLDERS)
 def test_what_is_no_checkpoint_is_refused_before_a_build(fresh: Path, case: str) -> None:
-    act, said = FOLDERS[case]
+    act, message = FOLDERS[case]
     act(fresh / "target/model.safetensors")
-    if said:
-        refused(lambda: spec(fresh, k=0).check(), said)
+    if message:
+        refused(lambda: spec(fresh, k=0).check(), message)
     else:
         spec(fresh, k=0).check()
 
@@ -144,10 +144,10 @@ def test_a_checkpoint_of_many_files_is_that_of_one(fresh: Path) -> None:
     assert Checkpoint(fresh / "many", config).files == many.files
     assert [file.name for file in many.files] == sorted(set(index.values()))
     for rank in range(2):
-        expected, found = (shard_of(c, rank, 2, torch.bfloat16, Packing()) for c in (one, many))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in found)
-        assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"].bfloat16().chunk(2)[rank])
+        expected, actual = (shard_of(c, rank, 2, torch.bfloat16, Packing()) for c in (one, many))
+        assert actual.keys() == expected.keys()
+        assert all(torch.equal(actual[name], expected[name]) for name in actual)
+        assert torch.equal(actual["lm_head.weight"], tensors["lm_head.weight"].bfloat16().chunk(2)[rank])
     cutter = Cutter(make_plan(spec(fresh, k=0).bundle), {"target": fresh / "many"})
     before = cutter.recipes()
     flip(many.files[-1])
@@ -180,7 +180,7 @@ def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
-    """The table packs as the kernels' own functions do, each rank its part."""
+    """Each rank's packed weights are what the kernels' functions pack."""
     sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
     write_model(tmp_path / "target", 1, head_dim=128, **sizes)
     opened = Checkpoint(tmp_path / "target", load_config(str(tmp_path / "target")))

@@ -41,8 +41,8 @@ def _changed(path: Path, before: dict[str, int]) -> set[str]:
 def test_without_neuronx_cc_a_bundle_has_no_files(base: Path) -> None:
     assert sdk.missing(False) == "this machine has no neuronx-cc; install it from AWS's package index"
     assert read_bundle(untraced(spec(base, "no-neffs", **SMALL))).manifest.compiler == Compiler()
-    said = "this bundle gets no NEFFs: this machine has no neuronx-cc"
-    refused(lambda: build(spec(base, "new", toolchain="neuron")), said)
+    message = "this bundle gets no NEFFs: this machine has no neuronx-cc"
+    refused(lambda: build(spec(base, "new", toolchain="neuron")), message)
     assert not (base / "new").exists()
 
 
@@ -56,19 +56,19 @@ def test_the_flags_are_documented_ones() -> None:
         assert set(flags_of({}, version).values()) == {integers}
     assert flags_of({"step": "-O1"}, "2.28.7631.0") == {"prefill": integers, "step": "-O1"}
     assert read_recipe('{"compiler_flags": "-O3"}').compiler_flags == {"prefill": "-O3", "step": "-O3"}
-    said = "compiler_flags has 'fused'; give a line of flags for one of prefill, step"
-    refused(lambda: flags_of({"fused": "-O3"}), said)
+    message = "compiler_flags has 'fused'; give a line of flags for one of prefill, step"
+    refused(lambda: flags_of({"fused": "-O3"}), message)
     for flag in ("--lnc=1", "--lnc 1", "--logical-nc-config 1", "-lnc 1"):
-        said = f"for 1 cores and its kernels have {LNC}, which neuronx-cc refuses"
-        refused(partial(flags_of, {"prefill": f"-O3 {flag}"}), said, "EVRF066")
+        message = f"for 1 cores and its kernels have {LNC}, which neuronx-cc refuses"
+        refused(partial(flags_of, {"prefill": f"-O3 {flag}"}), message, "EVRF066")
 
 
 def test_no_other_file_imports_the_sdk() -> None:
     vendor = re.compile(r"import.*\b(torch_neuronx|torch_xla|libneuronxla|neuronxcc|neuronx_distributed\w*)\b")
     packages = ("model", "trnspec", "compile", "serve", "bench", "deploy", "nki_kernels")
     sources = [f for package in packages for f in (ROOT / package).rglob("*.py")]
-    found = {f.relative_to(ROOT).as_posix() for f in sources if vendor.search(f.read_text(encoding="utf-8"))}
-    assert found == {"compile/nxd/files.py"}
+    actual = {f.relative_to(ROOT).as_posix() for f in sources if vendor.search(f.read_text(encoding="utf-8"))}
+    assert actual == {"compile/nxd/files.py"}
 
 
 def _lines(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> list[str]:
@@ -137,11 +137,11 @@ def test_a_neff_is_made_again_for_other_inputs(base: Path, compiler: Path, monke
 
 def test_after_a_refused_graph_the_others_are_made_and_reused(base: Path, compiler: Path) -> None:
     (compiler / "neuronx-cc").write_text("#!/bin/sh\n", encoding="utf-8")
-    refused(lambda: untraced(spec(base, "no-file", **SMALL)), "neuronx-cc ended with 0 on ", " and said: nothing; ")
+    refused(lambda: untraced(spec(base, "no-file", **SMALL)), "neuronx-cc failed on ", " with status 0: nothing; ")
     fake_sdk.write_compiler(compiler, fails="step_k0")
     work = base / ".refused.building/bundle"
-    said = "ended with 1 on step_k0_", " said: [F137] the graph is too large; read", "(1 other graphs were refused too)"
-    refused(lambda: untraced(spec(base, "refused", **SMALL, jobs=2)), *said, f"{work}/.build/neuron/step_k0_")
+    message = "failed on step_k0_", "status 1: [F137] the graph is too large; read", "(1 other graphs were refused too)"
+    refused(lambda: untraced(spec(base, "refused", **SMALL, jobs=2)), *message, f"{work}/.build/neuron/step_k0_")
     assert (work / ".build/neuron/step_k0_bk128/log-neuron-cc.txt").is_file()
     before = {ending: _files(work, ending) for ending in ("neff", "pb", "safetensors")}
     assert not (base / "refused").exists()

@@ -85,14 +85,14 @@ def test_the_graphs_of_a_bundle(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
-@pytest.mark.parametrize(("buckets", "most"), [((1024,), 10), ((1024, 4096), 16), ((2048, 8192, 32768), 24)])
-def test_how_many_graphs_a_bundle_has(buckets: tuple[int, ...], most: int, kernels: str) -> None:
+@pytest.mark.parametrize(("buckets", "limit"), [((1024,), 10), ((1024, 4096), 16), ((2048, 8192, 32768), 24)])
+def test_how_many_graphs_a_bundle_has(buckets: tuple[int, ...], limit: int, kernels: str) -> None:
     """As many with kernels as without; greedy has a prompt, a step of k and one of 0."""
     every, greedy = (
         make_plan(BuildSpec(k="7", max_len=buckets[-1], kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
         for graphs in ("all", "greedy")
     )
-    assert len(every) <= most
+    assert len(every) <= limit
     assert {g.key.bucket for g in every if g.key.stage is Stage.STEP} == {*buckets}
     assert [g.key.name for g in greedy] == [
         f"{name}_bk{buckets[-1]}" for name in ("prefill_k7_r512", "step_k7_unfiltered", "step_k0_unfiltered")
@@ -128,7 +128,7 @@ def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_k_unless_given(tmp_path: Path) -> None:
-    """Two for a chain, of which a server chooses; the best fixed one of an EAGLE-3 head."""
+    """Two for a chain, between which a server chooses; one for an EAGLE-3 head."""
     target = write_model(tmp_path / "target", 1)
     eagle3 = {"target": str(target), "draft": str(write_head(tmp_path / "eagle3", target, taps=(0, 1)))}
     cases: list[tuple[dict[str, str], tuple[int, ...]]] = [

@@ -75,8 +75,8 @@ def tokens_of_process(bundles: list[Path], max_tokens: int) -> list[list[list[in
     """The same of each bundle, in one new process."""
     command = [sys.executable, "-m", __name__, str(max_tokens), *map(str, bundles)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    found: list[list[list[int]]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    actual: list[list[list[int]]] = json.loads(done.stdout.splitlines()[-1])
+    return actual
 
 
 @pytest.mark.slow
@@ -129,9 +129,9 @@ def test_no_logit_crosses_the_ranks(base: Path) -> None:
     # the vocabulary with its padding
     tp, vocabulary, max_steps = 4, SHARDED["vocab_size"] + 1, len(STEPS)
     of_kernels, of_reference = (_lowered(base / "sharded", tp=tp, kernels=kernels) for kernels in ("nki", "reference"))
-    draws = [shape for shape in _shapes(of_kernels, "all-reduce") if shape[-1] != SHARDED["hidden_size"]]
-    assert draws
-    for shape in draws:
+    samples = [shape for shape in _shapes(of_kernels, "all-reduce") if shape[-1] != SHARDED["hidden_size"]]
+    assert samples
+    for shape in samples:
         assert math.prod(shape) <= 3 * 2 * tp * max_steps
         assert math.prod(shape[-2:]) <= tp * max_steps < vocabulary
     assert any(math.prod(shape[-2:]) == vocabulary for shape in _shapes(of_reference, "all-reduce"))

@@ -57,18 +57,18 @@ def test_allowed_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "tp", "said"),
+    ("changes", "tp", "message"),
     [({"intermediate_size": 50}, 4, "intermediate_size 50 is not divisible by tp 4; lower tp"),
      ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "3 kv heads, tp is 2; tp must divide")],
     ids=str,
 )  # fmt: skip
-def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str, Any], tp: int, said: str) -> None:
+def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str, Any], tp: int, message: str) -> None:
     write_model(tmp_path / "odd", 1, **changes)
     write_model(tmp_path / "even", 1)
     for what, pair in (("target", ("odd", "even")), ("draft", ("even", "odd"))):
         target, draft = (str(tmp_path / name) for name in pair)
         BuildSpec(target=target, draft=draft, tp=1, max_len=128).check()
-        refused(BuildSpec(target=target, draft=draft, tp=tp, max_len=128).check, f"the {what}", said)
+        refused(BuildSpec(target=target, draft=draft, tp=tp, max_len=128).check, f"the {what}", message)
 
 
 def _replace(old: dict[str, str], new: str) -> dict[str, Any]:
@@ -76,8 +76,8 @@ def _replace(old: dict[str, str], new: str) -> dict[str, Any]:
 
 
 def _template(count: int) -> dict[str, Any]:
-    pieces = [{"Sequence": {"id": "A", "type_id": 0}}] * count
-    return {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": {}}
+    parts = [{"Sequence": {"id": "A", "type_id": 0}}] * count
+    return {"type": "TemplateProcessing", "single": parts, "pair": [], "special_tokens": {}}
 
 
 _Z, _NFC = {"String": "z"}, {"type": "NFC"}
@@ -119,14 +119,16 @@ def test_a_tokenizer_that_the_model_cannot_use_is_refused(fresh: Path) -> None:
     refused(bare.check, "has no tokenizer.json")
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
+@pytest.mark.parametrize(("name", "content", "message"), [
     ("tokenizer_config.json", b"[1]", "is not a JSON object"), ("tokenizer_config.json", b"\xff", "read as JSON"),
     ("chat_template.jinja", b"\xff", "is not text"), ("generation_config.json", b"[1]", "is not a JSON object"),
     ("generation_config.json", b'{"eos_token_id": [1, "x"]}', "has eos_token_id 'x'"),
 ])  # fmt: skip
-def test_other_files_that_a_server_cannot_read_are_refused(fresh: Path, name: str, content: bytes, said: str) -> None:
+def test_other_files_that_a_server_cannot_read_are_refused(
+    fresh: Path, name: str, content: bytes, message: str
+) -> None:
     (fresh / "target" / name).write_bytes(content)
-    refused(spec(fresh).check, name, said)
+    refused(spec(fresh).check, name, message)
 
 
 def test_weights_come_with_both_folders_or_with_none(fresh: Path) -> None:
@@ -142,7 +144,7 @@ def test_weights_come_with_both_folders_or_with_none(fresh: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [({"model_type": "llama"}, "llama"), ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights (fp8)"),
      ({"compression_config": {"quant_method": "int4"}}, "quantized weights (int4)"), ({"head_dim": 127}, "127"),
      ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}}, "has rope_theta and a different value in"),
@@ -151,14 +153,14 @@ def test_weights_come_with_both_folders_or_with_none(fresh: Path) -> None:
        "rope_parameters": {"rope_type": "default"}}, "has rope_scaling and a different value in")],
     ids=str,
 )  # fmt: skip
-def test_configurations(fresh: Path, changes: dict[str, Any], said: str) -> None:
+def test_configurations(fresh: Path, changes: dict[str, Any], message: str) -> None:
     file = fresh / "target/config.json"
     raw = json.loads(file.read_text(encoding="utf-8"))
     theta = {"rope_parameters": {"rope_theta": raw["rope_theta"], "rope_type": "default"}}
     file.write_text(json.dumps(raw | theta), encoding="utf-8")
     assert load_config(str(fresh / "target")).rope_theta == raw["rope_theta"]
     file.write_text(json.dumps(raw | changes), encoding="utf-8")
-    refused(lambda: spec(fresh).check(), said)
+    refused(lambda: spec(fresh).check(), message)
 
 
 RECIPES = {
@@ -173,9 +175,9 @@ def test_a_recipe_is_read_strictly(tmp_path: Path) -> None:
     file.write_text('{"blocks": 40, "compiler_flags": "-O3"}', encoding="utf-8")
     recipe = parse(["--recipe", str(file)]).recipe
     assert (recipe.blocks, set(recipe.compiler_flags.values())) == (40, {"-O3"})
-    for text, said in RECIPES.items():
+    for text, message in RECIPES.items():
         file.write_text(text, encoding="utf-8")
-        refused(lambda: parse(["--recipe", str(file)]), said)
+        refused(lambda: parse(["--recipe", str(file)]), message)
     refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none cannot be read")
 
 

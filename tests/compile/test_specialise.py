@@ -123,7 +123,7 @@ def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: 
     bundle, _ = made
     proto = bytes(bundle.read(bundle.graphs[0].file))
     config, given = fake_nki._config, "and the cores [2], the graph has"
-    for owner, name, value, said in (
+    for owner, name, value, message in (
         (fake_nki, "_config", lambda *of: SimpleNamespace(**vars(config(*of)) | {"output_specs": []}), [given]),
         (specialise, "LNC", 1, [given, " and 1; build with"]),
         (fake_nki, "VERSION", object(), ["nki does not take the kernel ", ": Object of type object is not JSON ser"]),
@@ -132,15 +132,15 @@ def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: 
         with monkeypatch.context() as patch:
             fake_nki.install(patch)
             patch.setattr(owner, name, value)
-            refused(lambda: specialise.specialised(proto, tmp_path, {}), *said)
+            refused(lambda: specialise.specialised(proto, tmp_path, {}), *message)
 
 
-def test_without_nki_every_entry_point_says_so(base: Path, compiler: Path) -> None:
+def test_without_nki_every_entry_point_refuses(base: Path, compiler: Path) -> None:
     assert not specialise.available(), "nkisim answers to the name nki and has no such seam"
-    said = "gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"
-    refused(lambda: build(spec(base, "new", **CALLING, toolchain="neuron")), said)
+    message = "gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"
+    refused(lambda: build(spec(base, "new", **CALLING, toolchain="neuron")), message)
     path = untraced(spec(base, "none", **CALLING))
     compiled = read_bundle(path).manifest.compiler
     assert (compiled.neff, compiled.kernels) == ("none", "none")
-    said = "its graphs call NKI kernels that were compiled for no device"
-    refused(lambda: XlaRunner(read_bundle(path), "neuron"), said)
+    message = "its graphs call NKI kernels that were compiled for no device"
+    refused(lambda: XlaRunner(read_bundle(path), "neuron"), message)

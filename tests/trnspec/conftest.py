@@ -1,4 +1,4 @@
-"""A bundle of the demo pair behind the front door, shared with the other tests of the session, and a tiny one."""
+"""An LLM of the demo pair's bundle, shared with the other tests of the session, and a tiny bundle."""
 
 from collections.abc import Iterator
 from pathlib import Path
