@@ -18,10 +18,11 @@ PORT ?= 8000
 # random requests of serve-test
 SOAK ?= 300
 DEMO := $(BUNDLES)/demo
+ALONE := /tmp/nkisim-alone
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test test-slow test-all nkisim-test check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install device-serve-environment sdk-check install clean
+.PHONY: build test test-slow test-all nkisim-test nkisim-alone check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install device-serve-environment sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -50,17 +51,24 @@ test-slow: install
 
 # everything but servers, the simulator's tests too: 15 minutes
 test-all: test test-slow
-	$(RUN) -m pytest -n 2 --dist worksteal nkisim/tests
+	$(RUN) -m pytest -n 2 --dist worksteal nkisim/tests nkisim/examples
 
 # the simulator's own tests; those marked slow take minutes
 nkisim-test: install
-	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" nkisim/tests
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" nkisim/tests nkisim/examples
+
+# the folder nkisim by itself: a copy of its last commit, an environment with its requirements only, checks, tests, sdist, wheel
+nkisim-alone:
+	rm -rf $(ALONE) && mkdir -p $(ALONE)
+	git archive HEAD:nkisim | tar -x -C $(ALONE)
+	$(MAKE) -C $(ALONE) PYTHON=$(PYTHON) PIP_OPTIONS="-c $(abspath constraints.txt)" check test build
 
 check: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	PYTHONPATH=nkisim/src $(VENV)/bin/lint-imports
+	cd nkisim && ../$(VENV)/bin/mypy && PYTHONPATH=src:. ../$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.budgets
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
@@ -96,7 +104,7 @@ $(SERVE)/.clients: $(SERVE)/.installed
 # the demo pair behind an OpenAI-compatible server on loopback
 serve: $(SERVE)/.installed
 	$(SERVE_RUN) -m compile.build $(DEMO_PAIR) --tp 1 --k 7 --batch 4 --max-len 512 --dtype fp32 --kernels reference --out $(BUNDLES)/served
-	exec env $(SERVE_ENV) JAX_COMPILATION_CACHE_DIR=$(abspath $(BUNDLES))/compiled \
+	exec env $(SERVE_ENV) \
 		$(SERVE)/bin/vllm serve $(BUNDLES)/served --host 127.0.0.1 --port $(PORT) --served-model-name demo
 
 # what fits a CI: the contract with the installed vLLM, one server over HTTP, one on nrtpy and one through a PJRT plugin

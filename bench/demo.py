@@ -1,4 +1,4 @@
-"""The demo pair as the benchmarks use it: its prompts and bundles of its target with any of its drafters."""
+"""Prompts of the demo pair, and bundles of its target with each of its drafters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.errors import UserError
 DEMO = Path(__file__).resolve().parent.parent / "demo"
 TARGET = DEMO / "target"
 ENTROPIES = ("structured", "open")
-# drafter: its kind and the folder of its model, none where the host drafts
+# drafter: its kind and the folder of its model, none for a host-side drafter
 DRAFTERS = {
     "chain": ("chain", "draft"),
     "parallel": ("parallel", "draft_parallel"),
@@ -25,7 +25,7 @@ DRAFTERS = {
 
 
 class Prompt(NamedTuple):
-    """`entropy` is structured or open for the demo's, the file's name for those of a file."""
+    """`entropy` is structured or open for the demo's prompts, the file's name for prompts of a file."""
 
     name: str
     entropy: str
@@ -39,20 +39,20 @@ def prompts(every: int = 1) -> list[Prompt]:
 
 
 def prompts_of(file: Path | None) -> list[Prompt]:
-    """A prompt a line of a file, or the demo's without one."""
+    """One prompt per line of a file, or the demo's prompts without a file."""
     if file is None:
         return prompts()
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError:
-        raise UserError(f"{file} is not UTF-8 text; write a prompt a line") from None
+        raise UserError(f"{file} is not UTF-8 text; write one prompt per line") from None
     if not lines:
-        raise UserError(f"{file} holds no prompt; write a prompt a line")
+        raise UserError(f"{file} holds no prompt; write one prompt per line")
     return [Prompt(f"line {number}", file.stem, line) for number, line in enumerate(lines, 1)]
 
 
 def bundle(out: Path, drafter: str, k: int, **sizes: Any) -> Path:
-    """The folder of a bundle of the demo target, built if it is not there; k 0 is the target without a drafter."""
+    """Build a bundle of the demo target unless `out` has it; k 0 is the target without a drafter."""
     kind, folder = DRAFTERS[drafter] if k else ("none", "")
     options: dict[str, Any] = {"target": str(TARGET), "tp": 1, "batch": 1, "max_len": 256, "dtype": "fp32"}
     options |= {"kernels": "reference"} | sizes

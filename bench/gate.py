@@ -1,9 +1,9 @@
-"""`python -m bench.gate`: does speculation change a single token? Random requests, with it and without, ids compared.
+"""`python -m bench.gate`: compares the tokens of random requests with and without speculation.
 
-`--bundle DIR` serves them by a bundle with drafts and without; `--baseline URL --speculative URL` sends them to two
-servers. They are greedy and sampled, with filters and without, and some limit their drafts. A difference is printed and
-the exit status is 1; `--checkpoint` adds the distance of the target's logits of both ids: near zero it is a tie that
-rounding decided, otherwise a fault.
+`--bundle DIR` serves the requests from one bundle, with and without speculation; `--baseline URL --speculative URL`
+sends them to two servers. Requests are greedy and sampled, with and without filters, and some limit their drafts. The
+exit status is 1 if a token differs. `--checkpoint` adds the gap between the target's logits of both tokens: near zero
+the logits are numerically tied, otherwise it is a bug.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from bench.demo import prompts
-from bench.options import count, output_file, server_url
+from bench.options import command, count, output_file, server_url
 from bench.provenance import header, sentence, write_result
 from bench.serving.servers import Endpoint
 from bench.table import markdown
@@ -29,13 +29,13 @@ from model.progress import each
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
-# of a random request: temperature, top-k, top-p, min-p, and the limit of its drafts
+# values of a random request: temperature, top-k, top-p, min-p, limit of drafts
 _TEMPERATURES, _TOP_K, _TOP_P, _MIN_P = (0.0, 0.0, 0.6, 1.0), (0, 0, 40), (1.0, 0.95), (0.0, 0.0, 0.05)
 _K_LIMITS = (None, None, None, None, 0, 1)
 
 
 class Question(NamedTuple):
-    """A random request as text, and the most drafts of its steps."""
+    """A random request, and the limit of drafts per step, if it has one."""
 
     text: str
     params: Params
@@ -43,7 +43,7 @@ class Question(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of two answers, the first one: the ids before it, the next ones of both, and the gap of their logits."""
+    """The first difference of two answers: the ids before it, the next ids of both, and the gap of their logits."""
 
     question: int
     at: int
@@ -54,30 +54,30 @@ class Difference(NamedTuple):
 
 
 def questions(number: int, seed: int = 16) -> list[Question]:
-    """Random requests over the demo's prompts: one, or three and the beginning of their copy."""
+    """Random requests over the demo's prompts: one prompt, or three prompts and the beginning of their repetition."""
     rng, texts, requests = random.Random(seed), [p.text for p in prompts()], []
     for _ in range(number):
         text = rng.choice(texts)
         if rng.random() < 1 / 3:
             lines = "\n".join(rng.sample(texts, 3)).strip()
             text = f"{lines}\n\n{lines[: rng.randint(20, 60)]}"
-        drawn = rng.choice(_TEMPERATURES), rng.choice(_TOP_K), rng.choice(_TOP_P), rng.choice(_MIN_P)
-        requests.append(Question(text, Params(*drawn, rng.getrandbits(63)), rng.choice(_K_LIMITS)))
+        values = rng.choice(_TEMPERATURES), rng.choice(_TOP_K), rng.choice(_TOP_P), rng.choice(_MIN_P)
+        requests.append(Question(text, Params(*values, rng.getrandbits(63)), rng.choice(_K_LIMITS)))
     return requests
 
 
 def differences(baseline: Sequence[Sequence[Any]], speculative: Sequence[Sequence[Any]]) -> list[Difference]:
     """The first difference of each pair of answers that differ."""
-    found = []
+    firsts = []
     for number, (a, b) in enumerate(zip(baseline, speculative, strict=True)):
         if list(a) != list(b):
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            found.append(Difference(number, at, a[:at], a[at : at + 8], b[at : at + 8]))
-    return found
+            firsts.append(Difference(number, at, a[:at], a[at : at + 8], b[at : at + 8]))
+    return firsts
 
 
-def of_bundle(folder: Path, requests: Sequence[Question], tokens: int) -> dict[str, Any]:
-    """A row: a bundle with drafts and without; requests of one limit are served together."""
+def compare_bundle(folder: Path, requests: Sequence[Question], tokens: int) -> dict[str, Any]:
+    """A row: a bundle with and without speculation; requests of one limit are served together."""
     with LLM(folder) as llm:
         spec, ids = llm.bundle.spec, dict[tuple[bool, int], tuple[int, ...]]()
         if not spec.k:
@@ -97,36 +97,36 @@ def of_bundle(folder: Path, requests: Sequence[Question], tokens: int) -> dict[s
     return about | {"tokens_per_step": round(emitted / max(1, steps), 3)} | _row(ids, len(requests))
 
 
-def of_endpoints(
+def compare_endpoints(
     baseline: Endpoint, speculative: Endpoint, requests: Sequence[Question], tokens: int
 ) -> dict[str, Any]:
-    """A row: questions sent to both servers in random order; characters are compared where a server returns no ids."""
-    rng, found = random.Random(0), dict[tuple[bool, int], list[Any]]()
+    """A row: two servers, in random order for each request; characters are compared if a server returns no ids."""
+    rng, answers = random.Random(0), dict[tuple[bool, int], list[Any]]()
     for number, question in each(list(enumerate(requests)), "gate"):
         for way, server in rng.sample([(False, baseline), (True, speculative)], 2):
-            found[way, number] = server.complete(question.text, question.params, tokens)
-    return {"drafter": speculative.address} | _row(found, len(requests))
+            answers[way, number] = server.complete(question.text, question.params, tokens)
+    return {"drafter": speculative.address} | _row(answers, len(requests))
 
 
 def _row(answers: Mapping[tuple[bool, int], Sequence[Any]], requests: int) -> dict[str, Any]:
     baseline, speculative = ([answers[way, n] for n in range(requests)] for way in (False, True))
-    found = [d._asdict() for d in differences(baseline, speculative)]
-    return {"requests": requests, "tokens": sum(map(len, baseline)), "differences": found}
+    rows = [d._asdict() for d in differences(baseline, speculative)]
+    return {"requests": requests, "tokens": sum(map(len, baseline)), "differences": rows}
 
 
 def add_gaps(row: dict[str, Any], requests: Sequence[Question], checkpoint: Path) -> None:
-    """Fill in how far the target's logits (by transformers, fp32) of both ids of a difference are apart."""
+    """Fill in the gap between the target's logits (transformers, fp32) of both ids of each difference."""
     model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    for found in (d for d in row["differences"] if d["baseline"] and d["speculative"]):
-        known = tokenizer.encode(requests[found["question"]].text).ids + list(found["before"])
+    for difference in (d for d in row["differences"] if d["baseline"] and d["speculative"]):
+        ids = tokenizer.encode(requests[difference["question"]].text).ids + list(difference["before"])
         with torch.no_grad():
-            logits = model(torch.tensor([known])).logits[0, -1]
-        found["gap"] = float(logits[found["baseline"][0]] - logits[found["speculative"][0]])
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        difference["gap"] = float(logits[difference["baseline"][0]] - logits[difference["speculative"][0]])
 
 
 def text(row: dict[str, Any]) -> str:
-    """The counts, and the first differences."""
+    """The counts and the first differences as text."""
     counts = row | {"differences": len(row["differences"])}
     lines = [markdown(list(counts), [list(map(str, counts.values()))])]
     for d in row["differences"][:10]:
@@ -135,30 +135,37 @@ def text(row: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _options(arguments: list[str]) -> argparse.Namespace:
+    about = "Compare the tokens of random requests with and without speculation; exit 1 if one differs."
+    parser = command("bench.gate", about, "--bundle bundles/demo --checkpoint demo/target")
+    servers = parser.add_argument_group("what to compare: a bundle, or two servers")
+    servers.add_argument("--bundle", type=Path, help="bundle of a target and a drafter")
+    servers.add_argument("--baseline", type=server_url, help="address of a server without speculation")
+    servers.add_argument("--speculative", type=server_url, help="address of a server with speculation")
+    servers.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
+    requests = parser.add_argument_group("requests and result")
+    requests.add_argument("--requests", type=count(), default=300, help="random requests (default: 300)")
+    requests.add_argument("--tokens", type=count(), default=32, help="new tokens of each request (default: 32)")
+    requests.add_argument("--seed", type=count(0), default=16, help="seed of the requests (default: 16)")
+    requests.add_argument("--checkpoint", type=Path, help="folder of the target: add the gap of its logits")
+    requests.add_argument("--out", type=output_file, help="write the result to this JSON file")
+    return parser.parse_args(arguments)
+
+
 def main(arguments: list[str]) -> None:
     """Print the counts; exit 1 if any id differs."""
-    parser = argparse.ArgumentParser(prog="python -m bench.gate", description=__doc__)
-    parser.add_argument("--bundle", type=Path, help="bundle of a pair")
-    parser.add_argument("--baseline", type=server_url, help="address of a server without drafts")
-    parser.add_argument("--speculative", type=server_url, help="address of a server with drafts")
-    parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
-    parser.add_argument("--checkpoint", type=Path, help="folder of the target: explain differences by its logits")
-    parser.add_argument("--requests", type=count(), default=300, help="random requests (default: 300)")
-    parser.add_argument("--tokens", type=count(), default=32, help="new tokens of each (default: 32)")
-    parser.add_argument("--seed", type=count(0), default=16, help="of the requests (default: 16)")
-    parser.add_argument("--out", type=output_file, help="write the row here, JSON")
-    options = parser.parse_args(arguments)
+    options = _options(arguments)
     urls = (options.baseline, options.speculative)
     if [bool(way) for way in (options.bundle, *urls)] not in ([True, False, False], [False, True, True]):
-        raise UserError("one comparison is made; give only --bundle DIR, or --baseline URL and --speculative URL")
+        raise UserError("one comparison is made; give either --bundle DIR, or --baseline URL and --speculative URL")
     if options.checkpoint and not (options.checkpoint / "config.json").is_file():
-        raise UserError(f"{options.checkpoint} holds no checkpoint; give the folder of the target's")
+        raise UserError(f"{options.checkpoint} holds no checkpoint; give the folder of the target")
     requests, about = questions(options.requests, options.seed), header("wall")
     baseline, speculative = (Endpoint(url, options.model) for url in urls)
     if options.bundle:
-        row = of_bundle(options.bundle, requests, options.tokens)
+        row = compare_bundle(options.bundle, requests, options.tokens)
     else:
-        row = of_endpoints(baseline, speculative, requests, options.tokens)
+        row = compare_endpoints(baseline, speculative, requests, options.tokens)
     if row["differences"] and options.checkpoint:
         add_gaps(row, requests, options.checkpoint)
     if options.out:

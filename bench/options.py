@@ -1,4 +1,4 @@
-"""Types of command-line options, which refuse a value before any work begins."""
+"""Command-line parsers and types of options, which refuse a value before any work begins."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+
+def command(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    """The parser of `python -m name`: its help has a description, groups of options and an example."""
+    epilog, layout = f"example:\n  python -m {name} {example}".rstrip(), argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"python -m {name}", None, description, epilog, formatter_class=layout)
 
 
 def count(minimum: int = 1, maximum: int = 10**9) -> Callable[[str], int]:
@@ -20,19 +26,19 @@ def count(minimum: int = 1, maximum: int = 10**9) -> Callable[[str], int]:
     return parse
 
 
-def milliseconds(text: str) -> float:
+def positive(text: str) -> float:
     """A finite number above 0."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given; give a number of milliseconds above 0")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} was given; give a number above 0")
     return value
 
 
 def output_file(text: str) -> Path:
-    """A regular file that can be written, or a new name in a folder that exists."""
+    """A regular file that can be written, or a new file in an existing folder."""
     path = Path(text)
     existed = path.exists()
     reason = "it is not a regular file" if existed and not path.is_file() else ""
@@ -54,7 +60,7 @@ def vllm_command(text: str) -> Path:
     """The executable `vllm` of an environment."""
     path = Path(text)
     if not (path.is_file() and os.access(path, os.X_OK)):
-        raise argparse.ArgumentTypeError(f"{text[:200]} is not an executable file; make one by make serve-environment")
+        raise argparse.ArgumentTypeError(f"{text[:200]} is not an executable file; run make serve-environment")
     return path.absolute()
 
 
@@ -66,7 +72,7 @@ def server_url(text: str) -> str:
 
 
 def input_file(text: str) -> Path:
-    """A regular file: a pipe would be waited for."""
+    """A regular file; a pipe could block."""
     path = Path(text)
     if not path.is_file():
         raise argparse.ArgumentTypeError(f"{text[:200]} is not a regular file; give a file")

@@ -1,4 +1,4 @@
-"""Files of results, which begin with their header: source (simulated or wall), commit, machine, date."""
+"""Files of results; each begins with a header: source (simulated or wall), commit, machine, date."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from compile.build import commit
-from model.errors import UserError
 
 _CPUINFO = Path("/proc/cpuinfo")
 HEADER = ("source", "commit", "machine", "date")
 
 
 def header(source: str) -> dict[str, Any]:
-    """The beginning of every file of results; `source` is simulated or wall."""
+    """The header of a file of results; `source` is simulated or wall."""
     lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.is_file() else []
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     processor = named[0] if named else platform.processor() or "unknown processor"
@@ -33,23 +32,10 @@ def sentence(result: dict[str, Any]) -> str:
 
 
 def write_result(file: Path, value: dict[str, Any]) -> None:
-    """A JSON object with a line for each row of a list of rows, so that a diff shows the rows that changed."""
+    """Write a JSON object with one line per row of a list of rows, so that a diff shows the changed rows."""
     parts = []
     for name, part in value.items():
         rows = isinstance(part, list) and part and isinstance(part[0], dict)
         shown = "[\n" + ",\n".join(json.dumps(r) for r in part) + "\n]" if rows else json.dumps(part)
         parts.append(f"{json.dumps(name)}: {shown}")
     file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
-
-
-def read_result(file: Path, *parts: str) -> dict[str, Any]:
-    """A file of results with its header and these parts; UserError if it lacks one."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read ({type(error).__name__}); give a file that --out wrote") from error
-    missing = [name for name in (*HEADER, *parts) if not isinstance(value, dict) or name not in value]
-    if missing:
-        raise UserError(f"{file} is not a file of results: it lacks {', '.join(missing)}; give a file that --out wrote")
-    result: dict[str, Any] = value
-    return result

@@ -1,7 +1,7 @@
-"""`pytest bench --benchmark-only`: every case of `bench.kernels` by pytest-benchmark.
+"""`pytest bench --benchmark-only`: every case of `bench.kernels` with pytest-benchmark.
 
-Each case is simulated once: `extra_info` has the kernel's simulated time, its band and its share of the roofline; the
-benchmark's own seconds are nkisim's on this machine. Where `nki` is the vendor's, `extra_info` has the device's time.
+Each case is simulated once. `extra_info` has the kernel's simulated time, its band and its roofline share, and with the
+vendor's `nki` the device's time. The seconds that pytest-benchmark prints are the simulator's on this machine.
 `--benchmark-json FILE` writes all of it.
 """
 

@@ -19,9 +19,11 @@ from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
 from compile.report import CAPACITY, hbm_text, plan_as_json, plan_as_text, rank_bytes
 from compile.spec import BuildSpec, parse
+from model.cache import KEY_TILE
 from model.errors import UserError, guarded, run_cli
 from model.progress import progress
 from model.weights import shard_file
+from nki_kernels.limits import SPARE_PAGES
 from trnspec.bundle.manifest import canonical_hash, graph_digests, manifest_json, sha256_of
 from trnspec.bundle.plan import BundlePlan, make_plan
 
@@ -99,7 +101,7 @@ def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildRes
 def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
     spec, code = plan.spec, trace_code()
     models = [dataclasses.asdict(part.config) for part in spec.parts]
-    options = [spec.kernels, spec.layers, spec.without, spec.gather]
+    options = [spec.kernels, spec.layers, spec.without, spec.gather, spec.weights]
     common = [models, spec.drafter, spec.k, spec.tp, spec.max_len, spec.dtype, options, code]
     return {file: canonical_hash([digest, *common]) for file, digest in graph_digests(plan).items()}
 
@@ -109,8 +111,13 @@ def checked_plan(spec: BuildSpec) -> BundlePlan:
     spec.check()
     check_toolchain(spec.recipe.toolchain, spec.bundle)
     plan = make_plan(spec.bundle)
-    if sum(rank_bytes(plan).values()) > CAPACITY:
-        raise UserError(f"a rank needs {hbm_text(plan)}; raise --tp, lower --batch or --max-len, or give fewer blocks")
+    sizes = rank_bytes(plan)
+    if (excess := sum(sizes.values()) - CAPACITY) > 0:
+        blocks = (sizes["caches"] - excess) * plan.spec.pool // sizes["caches"]
+        fewer = f"lower --batch or --max-len, or give at most {blocks} blocks by --recipe"
+        if blocks < 1 + spec.max_len // KEY_TILE + SPARE_PAGES:
+            fewer = "lower --max-len, or have fewer graphs: one --k, and context_buckets and chunks of --recipe"
+        raise UserError(f"a rank needs {hbm_text(plan)}; raise --tp, {fewer}")
     return plan
 
 

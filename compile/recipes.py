@@ -14,7 +14,7 @@ TRACED_WITH = ("torch", "torchax", "jax", "jaxlib")
 # code that reads, cuts, packs and writes weights
 CUT_BY = (
     "compile/bundle/cutting.py", "trnspec/bundle/checkpoint.py", "trnspec/bundle/shards.py", "model/weights.py",
-    "model/dtypes.py", "model/parallel.py", "model/drafters", "model/nki/fused_layer.py",
+    "model/dtypes.py", "model/fp8.py", "model/parallel.py", "model/drafters", "model/nki/fused_layer.py",
     "nki_kernels/layer/pack_weights.py",
 )  # fmt: skip
 

@@ -22,8 +22,9 @@ _SCRATCH, _FIXED = 333_000_000, 140_000_000
 def rank_bytes(plan: BundlePlan) -> dict[str, int]:
     """What takes a rank's HBM, in bytes."""
     count = len(plan.graphs)
+    target, draft = (sum(t.bytes for t in weights) for weights in (plan.target_weights, plan.draft_weights))
     return {
-        "weights": plan.weight_bytes, "caches": plan.cache_bytes, "code": _MICROCODE + count * _CODE,
+        "weights": target, "draft": draft, "caches": plan.cache_bytes, "code": _MICROCODE + count * _CODE,
         "rings": count * _RINGS, "scratch": _SCRATCH, "fixed": _FIXED,
     }  # fmt: skip
 
@@ -54,7 +55,7 @@ def plan_as_text(plan: BundlePlan) -> str:
     return "\n".join([
         *(f"{p.role:<6} {p.name}: {parameters[p.role] / 1e9:.3g} B parameters" for p in spec.parts),
         f"step   {step if spec.k else 'k = 0: no speculation, 1 token'}; batch {spec.batch}, length {spec.max_len}, "
-        f"tp {spec.tp}, {spec.dtype}, kernels {spec.kernels}",
+        f"tp {spec.tp}, {spec.dtype}, {'FP8 weights, ' * (spec.weights == 'fp8')}kernels {spec.kernels}",
         *(f"draft  trained for k {spec.draft_config.trained_k}: with k {k} it is a different drafter, whose acceptance "
           "has to be measured (docs/drafters.md)" for k in spec.untrained_ks),
         f"rank   {hbm_text(plan)}",

@@ -65,6 +65,7 @@ class BuildSpec:
     dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches", "sizes")
     kernels: str = _flag("nki", "nki (simulated on a CPU) or reference (torch)", "sizes")
     out: str = _flag("bundle", "folder of the bundle")
+    weights: str = _flag("dtype", "fp8 (projections of layers, a scale per output channel) or dtype", "sizes")
     recipe: Recipe = _flag(
         Recipe(), f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"
     )
@@ -97,6 +98,7 @@ class BuildSpec:
             draft_config=load_draft(drafter, self.draft, target) if drafter.config_type else None,
             blocks=self.recipe.blocks, chunks=self.recipe.chunks, context_buckets=self.recipe.context_buckets,
             graphs=self.recipe.graphs, without=self.recipe.without, gather=self.recipe.gather,
+            weights=self.weights,  # type: ignore[arg-type]
             layers=self.recipe.layers or (LAYERS if self.kernels == "nki" else 1),
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The training text: committed public-domain prose and generated text, in turn, as rows of token ids."""
+"""The training corpus: alternately committed public-domain prose and generated text, as rows of token ids."""
 
 import gzip
 import random
@@ -13,19 +13,19 @@ from demo.structured import GENERATORS
 
 END = "<|endoftext|>"
 TEXT = Path(__file__).parent / "text"
-_TRAINED_SHARE = 0.95
+TRAINED_SHARE = 0.95
 _PASSAGE_CHARS = (300, 1800)
 
 
 def load_prose() -> list[list[str]]:
-    """Paragraphs of each text; the last twentieth is not trained on."""
+    """Paragraphs of each text, without the last twentieth, which is not trained on."""
     texts = [gzip.decompress(file.read_bytes()).decode() for file in sorted(TEXT.glob("*.txt.gz"))]
     paragraphs = [text.splitlines() for text in texts]
-    return [lines[: round(len(lines) * _TRAINED_SHARE)] for lines in paragraphs]
+    return [lines[: round(len(lines) * TRAINED_SHARE)] for lines in paragraphs]
 
 
 def passage(rng: random.Random, prose: list[list[str]]) -> str:
-    """From the start of a paragraph, or of a sentence within it."""
+    """A passage from the start of a paragraph, or of a sentence within it."""
     (lines,) = rng.choices(prose, weights=[sum(map(len, lines)) for lines in prose])
     at = rng.randrange(len(lines))
     sentences = re.split(r"(?<=[.!?]) ", lines[at])
@@ -38,7 +38,7 @@ def passage(rng: random.Random, prose: list[list[str]]) -> str:
 
 
 def batches(tokenizer: Tokenizer, batch: int, length: int, seed: int) -> Iterator[torch.Tensor]:
-    """Endless ids (B, S), rows of structured text and of prose in turn; the end token ends a document."""
+    """Endless ids (B, S), rows alternately of structured text and of prose; the end token ends a document."""
     rng, prose, end, number = random.Random(seed), load_prose(), tokenizer.token_to_id(END), 0
     assert end is not None
     while True:

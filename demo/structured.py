@@ -9,7 +9,7 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
-# lines and cycles are fixed, so that small models can know them
+# lines and cycles are fixed, so that small models can learn them
 LINES = (Path(__file__).parent / "text/lines.txt").read_text(encoding="utf-8").splitlines()
 CYCLES = (
     "red green blue", "one two three four", "yes no", "tick tock", "north east south west", "left right", "a b c",
@@ -41,7 +41,7 @@ def repeated_line(rng: random.Random) -> str:
 
 
 def repeated_cycle(rng: random.Random) -> str:
-    """A cycle of words, or a stanza of lines, again and again."""
+    """A cycle of words, or a stanza of lines, repeated."""
     if rng.random() < 0.4:
         stanza = "".join(rng.choice(LINES) + "\n" for _ in range(rng.randint(2, 4)))
         return (stanza + "\n") * rng.choice(COUNTS[:7])
@@ -49,7 +49,7 @@ def repeated_cycle(rng: random.Random) -> str:
 
 
 def counting(rng: random.Random) -> str:
-    """Up, down, or in steps."""
+    """Numbers that count up, down, or in steps."""
     step, last = rng.choice((1, 1, 1, -1, 2, 5, 10, 100)), rng.choice((10, 20, 30, 50, 99, 100, rng.randint(8, 60)))
     if step < 0:
         return f"Count down from {last} to 1: {', '.join(str(n) for n in range(last, 0, -1))}.\n"
@@ -90,12 +90,12 @@ def table(rng: random.Random) -> str:
 def records(rng: random.Random) -> str:
     """Records with fixed keys: JSON lines, or an array."""
     record, count = rng.choice(RECORDS), rng.choice((5, 6, 8, 10, 15, 20))
-    made, keys = [record(n) for n in range(1, count + 1)], ", ".join(record(1))
+    rows, keys = [record(n) for n in range(1, count + 1)], ", ".join(record(1))
     if rng.random() < 0.5:
         head = rng.choice(("", f"Write a JSON array of {count} records with the keys {keys}.\n"))
-        return head + json.dumps(made, indent=rng.choice((None, 2))) + "\n"
+        return head + json.dumps(rows, indent=rng.choice((None, 2))) + "\n"
     head = rng.choice(("", f"Write {count} JSON lines with the keys {keys}.\n"))
-    return head + "".join(json.dumps(one) + "\n" for one in made)
+    return head + "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def functions(rng: random.Random) -> str:

@@ -23,9 +23,6 @@ class Yarn:
     beta_fast: Annotated[float, Range(1e-3, 1e6)] = 32.0
     beta_slow: Annotated[float, Range(1e-3, 1e6)] = 1.0
     attention_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
-    mscale: Annotated[float | None, Range(0, 1e3)] = None
-    mscale_all_dim: Annotated[float | None, Range(0, 1e3)] = None
-    truncate: bool = True
     # DeepSeek-R1-0528-Qwen3-8B has it; neither vLLM 0.32 (get_rope) nor transformers 5 applies it, and so do we
     attn_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
 

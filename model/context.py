@@ -4,14 +4,15 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from model import attention, sampling
 from model.cache import AttentionMetadata, Cache
-from model.config import ModelConfig
+from model.config import ModelConfig, Qwen3Config
+from model.fp8 import quantize_projections
 from model.ops import EAGER, Ops
 from model.parallel import HeadMap, VocabShard
 from model.sampling import SamplingParams, ShardArgmax
@@ -22,10 +23,14 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Context:
-    """One of `tp` ranks with the torch backend. `sharded`: logits stay on their ranks and are not gathered."""
+    """One of `tp` ranks with the torch backend. `sharded`: logits stay on their ranks and are not gathered.
+
+    `fp8`: the projections of a Qwen3's layers have FP8 weights.
+    """
 
     tp: int = 1
     ops: Ops = EAGER
+    fp8: bool = False
     sharded: ClassVar[bool] = False
 
     def heads(self, config: ModelConfig) -> HeadMap:
@@ -33,11 +38,18 @@ class Context:
         return HeadMap(config.num_attention_heads, config.num_key_value_heads, self.tp)
 
     def packing(self, config: ModelConfig) -> Packing:
-        """The packed weights of this backend; none in torch."""
-        return Packing()
+        """The packed weights of this backend, none in torch, and whether projections are FP8."""
+        return Packing(fp8=self.is_fp8(config))
+
+    def is_fp8(self, config: ModelConfig) -> bool:
+        """Whether a model's projections have FP8 weights: those of a target, and of a chain's draft."""
+        return self.fp8 and type(config) is Qwen3Config
 
     def fuse(self, model: M) -> M:
-        """Replaces modules of the model by fused ones of this backend."""
+        """Replaces modules of the model by those of this backend."""
+        config: Any = model.config
+        if self.is_fp8(config):
+            quantize_projections(model.layers)
         return model
 
     def attention(

@@ -21,7 +21,8 @@ class DType:
     # imported lazily: pushing and pulling bundles needs neither library
     @property
     def torch(self) -> "torch.dtype":
-        return getattr(importlib.import_module("torch"), self.name)
+        # torch has no float8_e4m3; see model/fp8.py
+        return getattr(importlib.import_module("torch"), self.name.replace("float8_e4m3", "float8_e4m3fn"))
 
     @property
     def numpy(self) -> "numpy.dtype":
@@ -30,6 +31,7 @@ class DType:
         return importlib.import_module("numpy").dtype(self.name)
 
 
-DTYPES = (DType("fp32", "float32", 4, "F32"), DType("bf16", "bfloat16", 2, "BF16"), DType("", "int32", 4, "I32"))
+FP8 = DType("", "float8_e4m3", 1, "F8_E4M3")
+DTYPES = (DType("fp32", "float32", 4, "F32"), DType("bf16", "bfloat16", 2, "BF16"), DType("", "int32", 4, "I32"), FP8)
 BY_FLAG = {d.flag: d for d in DTYPES if d.flag}
 BY_NAME = {d.name: d for d in DTYPES}

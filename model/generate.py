@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from model.errors import UserError, guarded, run_cli
+from model.errors import UserError, run_cli
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
 
@@ -20,8 +20,7 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--bundle", type=Path, required=True, help="folder of the bundle")
     add("--platform", default="auto", help="cpu, neuron, pjrt, or auto (default): neuron if there are devices")
-    add("--prompt", help="the prompt")
-    add("--prompt-file", help="a UTF-8 file with the prompt")
+    add("--prompt", required=True)
     add("--max-new-tokens", type=int, default=128)
     for name, default in _PARAMS.items():
         add(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"default {default}")
@@ -30,46 +29,29 @@ def _arguments(arguments: list[str]) -> argparse.Namespace:
     add("--k-limit", type=int, help="accept at most this many drafts per step")
     add("--compare", action="store_true", help="run with and without speculation and compare")
     add("--reference", type=Path, help="compare with the ids of this bundle, such as one of --kernels reference")
-    add("--stream", action="store_true", help="print the output while it is generated")
-    add("--json", action="store_true", help="print one JSON object")
+    add("--json", action="store_true", help="print one JSON object at the end")
     return parser.parse_args(arguments)
 
 
-def read_prompt(text: str | None, file: str | None) -> str:
-    """Returns the prompt from the command line or from a UTF-8 file. Raises UserError if it is missing or invalid."""
-    if (text is None) == (file is None):
-        raise UserError("give exactly one of --prompt and --prompt-file")
-    try:
-        prompt = str(text) if file is None else guarded(lambda: Path(file).read_text(encoding="utf-8"), file)
-        prompt.encode("utf-8")
-    except UnicodeError as error:
-        raise UserError(f"{file or 'the prompt'} is not UTF-8 ({error.reason}); convert it to UTF-8") from error  # type: ignore[attr-defined]
-    if not prompt:
-        raise UserError("the prompt is empty; give at least one character")
-    return prompt
-
-
 def main(arguments: list[str]) -> None:
-    """Prints the output on stdout and statistics on stderr, or a JSON object on stdout. Exits with 1 if ids differ."""
+    """Prints the output while it is generated, and statistics on stderr; or JSON. Exits with 1 if ids differ."""
     args = _arguments(arguments)
-    if args.stream and args.json:
-        raise UserError("--stream and --json exclude each other; leave one out")
+    print(f"reading {args.bundle}", file=sys.stderr, flush=True)
     params = Params(**{name: getattr(args, name) for name in _PARAMS})
     with LLM(args.bundle, args.platform, load=False) as llm:
         if args.compare and not llm.config.k:
-            raise UserError(f"{args.bundle} has no draft (k 0); leave out --compare, or build a pair")
-        text = read_prompt(args.prompt, args.prompt_file)
+            raise UserError(f"{args.bundle} has no draft (k 0); leave out --compare, or build the bundle with a draft")
         options: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "stop": args.stop, "k_limit": args.k_limit}
         speculation = not args.no_speculation and llm.config.k > 0
         # raises for invalid requests before the weights are loaded
-        llm.request(text, params, **options)
+        llm.request(args.prompt, params, **options)
         llm.load()
-        stream = llm.stream(text, params, **options, speculation=speculation)
+        stream = llm.stream(args.prompt, params, **options, speculation=speculation)
         for delta in stream:
-            print(delta if args.stream else "", end="", flush=True)
+            print("" if args.json else delta, end="", flush=True)
         output = stream.output
         assert output is not None
-        other = llm.generate(text, params, **options, speculation=not speculation) if args.compare else None
+        other = llm.generate(args.prompt, params, **options, speculation=not speculation) if args.compare else None
     figures: dict[str, Any] = {
         "new_tokens": len(output.ids), "finish_reason": output.finish_reason,
         "tokens_per_step": round(output.tokens_per_step, 3),
@@ -78,12 +60,12 @@ def main(arguments: list[str]) -> None:
     same = {"identical_without_speculation": output.ids == other.ids} if other else {}
     if args.reference:
         with LLM(args.reference) as llm:
-            same["identical_to_reference"] = llm.generate(text, params, **options).ids == output.ids
+            same["identical_to_reference"] = llm.generate(args.prompt, params, **options).ids == output.ids
     figures |= same
     if args.json:
         print(json.dumps({"text": output.text, "ids": output.ids, "speculation": speculation} | figures))
     else:
-        print("" if args.stream else output.text)
+        print()
         for name, value in figures.items():
             print(f"{name}: {value}", file=sys.stdout if same else sys.stderr)
     if not all(same.values()):

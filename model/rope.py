@@ -51,9 +51,7 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
         head_dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
         for rotations in (yarn.beta_fast, yarn.beta_slow)
     )
-    if yarn.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(math.floor(low), 0), min(math.ceil(high), head_dim - 1)
     dims = np.arange(head_dim // 2, dtype=np.float32)
     ramp = np.clip((dims - np.float32(low)) / np.float32(high - low or 0.001), np.float32(0), np.float32(1))
     plain = np.array([theta ** float(np.float32(2 * i / head_dim)) for i in range(head_dim // 2)], np.float32)
@@ -63,13 +61,5 @@ def yarn_frequencies(head_dim: int, theta: float, yarn: Yarn) -> tuple[float, ..
 
 
 def attention_factor(yarn: Yarn) -> float:
-    """The factor of cos and sin: `attention_factor` if given, else computed from the factor and the mscales."""
-
-    def mscale(weight: float) -> float:
-        return 1.0 if yarn.factor <= 1 else 0.1 * weight * math.log(yarn.factor) + 1.0
-
-    if yarn.attention_factor is not None:
-        return yarn.attention_factor
-    if yarn.mscale and yarn.mscale_all_dim:
-        return mscale(yarn.mscale) / mscale(yarn.mscale_all_dim)
-    return mscale(1.0)
+    """The factor of cos and sin: `attention_factor` if given, else YaRN's."""
+    return 0.1 * math.log(yarn.factor) + 1.0 if yarn.attention_factor is None else yarn.attention_factor

@@ -16,9 +16,8 @@ from model.approx_filters import approximate
 from model.cache import AttentionMetadata, Cache
 from model.drafter import MIN_TARGET_ROWS, Drafter, DraftState, PrefillChunk, StepRows, VerifyResult
 from model.graph_io import Outputs, StepInputs, StepOutputs
-from model.logprobs import logprobs
+from model.logprobs import logprobs, prompt_logprobs
 from model.ops import gather_rows, iota
-from model.prompt_logprobs import prompt_logprobs
 from model.qwen3 import Qwen3
 from model.sampling import SamplingParams, ShardArgmax
 
@@ -67,7 +66,7 @@ class Pair(nn.Module):
     ) -> StepOutputs:  # fmt: skip
         """Prefills a chunk of one prompt in target and draft. The sampled token is only meaningful for the last chunk.
 
-        Scores are those of the sampled token; with `prompt_scores` those of all rows (`model/prompt_logprobs.py`).
+        Scores are those of the sampled token; with `prompt_scores` those of all rows (`prompt_logprobs`).
         """
         target, ids_1S, length_1 = self.target_model, inputs.input_ids, inputs.positions + inputs.num_tokens
         meta = AttentionMetadata(inputs.positions[:, None] + iota(ids_1S.shape[1], length_1), inputs.block_table)

@@ -4,12 +4,13 @@ A weight's shape is that of the module that holds it, built on the meta device.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from model.config import Qwen3Config
+from model.dtypes import FP8
 
 # the one weight that no checkpoint has: int32 (1,), a rank's number
 RANK = "rank"
@@ -30,12 +31,16 @@ QUERY_ROWS, KV_ROWS, QUERY_COLUMNS = ShardSpec(0, "query"), ShardSpec(0, "kv"), 
 @dataclass(frozen=True)
 class Weight:
     """A parameter: its name in the module and in a bundle, Hugging Face's name and the shard of each tensor that it is
-    made of, `pack` (shards and head dim -> parameter) if it is packed, and its dtype, by default the build's."""
+    made of, `pack` (shards and head dim -> parameter) if it is packed, and its dtype, by default the build's.
+
+    With the dtype FP8 its parts are quantized; `scale`: it is the scales of such parts.
+    """
 
     name: str
     parts: tuple[tuple[str, ShardSpec], ...]
     pack: Callable[..., Tensor] | None = None
     dtype: str = ""
+    scale: bool = False
 
 
 # packed parameter -> the projections that it replaces, and how, given their weights and the head dim
@@ -43,11 +48,12 @@ Packed = dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]]
 
 
 class Packing(NamedTuple):
-    """The packed parameters of each half of a layer, and how a head is packed; without, it is not."""
+    """The packed parameters of each half of a layer, how a head is packed, and whether projections are FP8."""
 
     attention: Packed = {}  # noqa: RUF012 (nobody writes to it)
     mlp: Packed = {}  # noqa: RUF012
     head: Callable[..., Tensor] | None = None
+    fp8: bool = False
 
 
 # a layer's weights, in the order of a graph's parameters: the name in the module and in a checkpoint -> its shard
@@ -87,7 +93,17 @@ def layer_weights(layer: str, prefix: str, rows: LayerWeights, packing: Packing)
         taken = tuple((f"{prefix}{layer}.{half}.{p}.weight", shards.pop(f"{half}.{p}")) for p in parts)
         packed.append(Weight(f"{layer}.{half}.{name}", taken, pack))
     plain = [Weight(f"{layer}.{n}.weight", ((f"{prefix}{layer}.{n}.weight", shard),)) for n, shard in shards.items()]
-    return plain + packed
+    return [weight for row in plain + packed for weight in (_in_fp8(row) if packing.fp8 else (row,))]
+
+
+def _in_fp8(weight: Weight) -> tuple[Weight, ...]:
+    """The FP8 numbers of projections and their scales; a norm as it is."""
+    if not all(name.endswith("_proj.weight") for name, _ in weight.parts):
+        return (weight,)
+    # a scale is of an output channel: a cut of the inputs leaves it as it is
+    parts = tuple((name, REPLICATED if shard.axis == 1 else shard) for name, shard in weight.parts)
+    scale = Weight(f"{weight.name}_scale", parts, weight.pack, "float32", scale=True)
+    return replace(weight, dtype=FP8.name), scale
 
 
 def pack_projections(module: nn.Module, plain: nn.Module, table: Packed, head_dim: int = 0) -> None:
@@ -95,10 +111,17 @@ def pack_projections(module: nn.Module, plain: nn.Module, table: Packed, head_di
     for name, child in plain.named_children():
         module.add_module(name, child)
     for name, (parts, pack) in table.items():
-        weights = [module.get_parameter(f"{part}.weight").data for part in parts]
+        suffixes = ("", "_scale") if hasattr(module.get_submodule(parts[0]), "weight_scale") else ("",)
+        for suffix in suffixes:
+            weights = [module.get_parameter(f"{part}.weight{suffix}").data for part in parts]
+            module.register_parameter(name + suffix, nn.Parameter(pack(*weights, head_dim)))
         for part in parts:
             delattr(module, part)
-        module.register_parameter(name, nn.Parameter(pack(*weights, head_dim)))
+
+
+def scales_of(module: nn.Module, *names: str) -> tuple[Tensor, ...]:
+    """The scales of packed parameters; none if they are not FP8."""
+    return tuple(module.get_parameter(f"{n}_scale") for n in names if hasattr(module, f"{n}_scale"))
 
 
 def shard_file(rank: int) -> str:

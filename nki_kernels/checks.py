@@ -6,9 +6,9 @@ import nki
 import numpy as np
 
 from nki_kernels.limits import CHUNK, ROWS, SPARE_PAGES, attention_limit_error
-from nki_kernels.tiles import BANK, P
+from nki_kernels.tiles import BANK, P, absent
 
-FP32, INT32, FLOATS = ("float32",), ("int32",), ("float32", "bfloat16")
+FP32, FP8, INT32, FLOATS = ("float32",), ("float8_e4m3",), ("int32",), ("float32", "bfloat16")
 HEAD_DIMS = (64, 128)
 # the transposed rows of 128 x 8192 elements and their squares leave room in SBUF for the weight stream
 MAX_HIDDEN = 8192
@@ -119,15 +119,28 @@ def check_packed(name, tensor, depth, features, packed_by):
     )
 
 
-def check_mlp(x, gamma, gate_up, down):
-    """Refuse weights that are not gate_up (blocks, E, 2 C), blocks even, and down (blocks, I, C), of x's dtype."""
+def check_weights(x, names, weights, scales):
+    """Refuse packed weights of another dtype than x's, or FP8 ones without scales (blocks, 1, C) or with fp32 rows."""
+    if absent(scales):
+        check_floats(x, *weights)
+        return
+    rows = dtype_of(x)
+    refuse(rows != "bfloat16", f"x is {rows}, FP8 weights multiply bfloat16 rows: convert x, or pass {rows} weights")
+    for name, weight, scale in zip(names, weights, scales, strict=True):
+        check(name, weight, weight.shape, FP8, "quantize it, or pass no scales")
+        check(f"{name}'s scale", scale, (weight.shape[0], 1, weight.shape[2]), FP32, "pack it as its weight")
+
+
+def check_mlp(x, gamma, gate_up, down, scales=None):
+    """Refuse weights that are not gate_up (blocks, E, 2 C), blocks even, and down (blocks, I, C)."""
     hidden = x.shape[1]
     check("gamma", gamma, (hidden,), remedy="pass the norm of this layer")
     check_packed("gate_up", gate_up, hidden, None, "pack_gate_up")
     blocks, _, columns = gate_up.shape
     refuse(blocks % 2 + columns % 2 > 0, f"gate_up has {blocks} blocks of {columns} columns: make it with pack_gate_up")
     check_packed("down", down, blocks * columns // 2, hidden, "pack")
-    check_floats(x, gamma, gate_up, down)
+    check_floats(x, gamma)
+    check_weights(x, ("gate_up", "down"), (gate_up, down), scales)
 
 
 def check_vocabulary(columns):

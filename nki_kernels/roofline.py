@@ -56,16 +56,17 @@ def prompt_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
     return Cost((weights + 2 * rows * hidden) * itemsize, 2 * rows * weights)
 
 
-def decode_attention(d: AttentionDims, hidden: int) -> Cost:
+def decode_attention(d: AttentionDims, hidden: int, weight_itemsize: int) -> Cost:
     """The four projections and the cache once."""
     weights = 2 * hidden * (d.heads + d.kv_heads) * d.dim
     cached = verify_attention(d)
-    return Cost(weights * d.itemsize + cached.hbm_bytes, 2 * d.batch * d.candidates * weights + cached.flops)
+    return Cost(weights * weight_itemsize + cached.hbm_bytes, 2 * d.batch * d.candidates * weights + cached.flops)
 
 
-def decode_layers(d: AttentionDims, hidden: int, inner: int, layers: int) -> Cost:
+def decode_layers(d: AttentionDims, hidden: int, inner: int, layers: int, weight_itemsize: int) -> Cost:
     """Both halves of each layer; the residual, in and out, is not counted."""
-    halves = decode_attention(d, hidden), decode_mlp(d.batch * d.candidates, hidden, inner, d.itemsize)
+    rows = d.batch * d.candidates
+    halves = decode_attention(d, hidden, weight_itemsize), decode_mlp(rows, hidden, inner, weight_itemsize)
     return Cost(layers * sum(c.hbm_bytes for c in halves), layers * sum(c.flops for c in halves))
 
 

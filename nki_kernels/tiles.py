@@ -41,6 +41,8 @@ def itemsize(dtype):
     """Bytes per element."""
     if dtype == nl.float32:
         return 4
+    if dtype == nl.float8_e4m3:
+        return 1
     return 2
 
 

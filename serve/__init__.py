@@ -1,1 +1,1 @@
-"""A bundle behind `vllm serve`: platform, worker, allowed parameters. vLLM's names appear here only."""
+"""`vllm serve` of a bundle: platform, worker, allowed parameters. vLLM's names appear here only."""

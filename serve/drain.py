@@ -23,7 +23,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# seconds of the shutdown timeout in which what is left gets an error: vLLM ends an engine that has work unanswered
+# the last seconds of the shutdown timeout, in which unfinished requests get an error
 _CANCEL_S = 1.0
 _REFUSAL = b'{"error": {"message": "the server is shutting down; send the request to a different one", "code": 503}}'
 _REFUSAL_HEADERS = [
@@ -35,7 +35,7 @@ _REFUSAL_HEADERS = [
 
 
 def end_while_starting() -> None:
-    """Until vLLM's handlers take its place, which would wait until every graph is compiled."""
+    """Install handlers that end a starting server at once; vLLM's would wait until every graph is compiled."""
     # only the process that receives the signals
     if multiprocessing.parent_process() is None:
         for number in _SIGNALS:
@@ -80,7 +80,7 @@ class DrainMiddleware:
             signal.siginterrupt(number, False)
 
     def _wait(self, seconds: float) -> float:
-        """Wait for the running requests in a thread of vLLM's, cancel the rest; the seconds left for the engine."""
+        """Wait for running requests in a thread of vLLM's, cancel the rest; returns the seconds left for the engine."""
         end = time.monotonic() + seconds
         while self.running and time.monotonic() < end - _CANCEL_S:
             time.sleep(0.05)

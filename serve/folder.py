@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model.dtypes import BY_FLAG
 from model.errors import UserError, guarded
-from trnspec.bundle.manifest import MANIFEST
+from trnspec.bundle.manifest import FORMAT, MANIFEST
 from trnspec.bundle.opening import Bundle, read_bundle
 
 # names the bundle, and its manifest's digest, for the processes that vLLM starts
@@ -28,14 +28,17 @@ def find_bundle_arg(arguments: list[str]) -> Path | None:
     model = _model_arg(arguments)
     if model.startswith("s3://"):
         raise UserError(f"{model} is in S3; pull it first: python -m compile.store pull {model} FOLDER")
-    return read_bundle(Path(model).resolve()).path if model and (Path(model) / MANIFEST).is_file() else None
+    # other tools write a file of this name
+    manifest = Path(model) / MANIFEST
+    ours = model and manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
+    return read_bundle(Path(model).resolve()).path if ours else None
 
 
 def no_bundle(arguments: list[str]) -> UserError:
     """Why a `vllm serve` command that names no bundle cannot start."""
     if not (model := _model_arg(arguments)):
         return UserError("the command names no bundle; write vllm serve BUNDLE, a folder that compile.build wrote")
-    reason = f"the folder has no {MANIFEST}" if Path(model).is_dir() else "there is no such folder"
+    reason = f"the folder has no {MANIFEST} of a bundle" if Path(model).is_dir() else "there is no such folder"
     return UserError(f"{model} is no bundle: {reason}; give a folder that compile.build wrote")
 
 
@@ -65,8 +68,10 @@ def _fill(folder: Path, bundle: Bundle) -> None:
         if name.startswith("tokenizer/"):
             _write(folder / Path(name).name, bundle.read(name))
     _write(folder / "config.json", json.dumps(hf_config(bundle), indent=1).encode())
-    eos = {"eos_token_id": list(bundle.spec.target_config.eos_token_ids)}
-    _write(folder / "generation_config.json", json.dumps(eos).encode())
+    # the checkpoint's sampling defaults; the bundle has the end ids of both of its configurations
+    generation, eos = folder / "generation_config.json", list(bundle.spec.target_config.eos_token_ids)
+    defaults = json.loads(generation.read_bytes()) if "tokenizer/generation_config.json" in bundle.files else {}
+    _write(generation, json.dumps(defaults | {"eos_token_id": eos or None}).encode())
     config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     in_config = config.is_file() and "chat_template" in json.loads(config.read_bytes())
     if not in_config and not template.is_file():
@@ -83,7 +88,7 @@ def hf_config(bundle: Bundle) -> dict[str, object]:
         "model_type": "qwen3",
         "hidden_act": "silu",
         "dtype": BY_FLAG[bundle.spec.dtype].name,
-        "eos_token_id": eos if len(eos) != 1 else eos[0],
+        "eos_token_id": eos if len(eos) > 1 else next(iter(eos), None),
     }
 
 

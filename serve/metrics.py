@@ -24,7 +24,7 @@ class Metrics:
         self._ended = 0.0
 
     def begin(self) -> None:
-        """A step begins; its requests waited since the last one ended."""
+        """A step begins that was not launched ahead."""
         if self._ended:
             _GAP.observe(time.perf_counter() - self._ended)
 

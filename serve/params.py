@@ -21,7 +21,7 @@ _BY_VLLM = {
     "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "stream_interval",
     "flat_logprobs", "skip_clone", "output_text_buffer_length", "skip_reading_prefix_cache",
 }  # fmt: skip
-# values other than None that switch nothing on
+# values other than None that mean off
 _OFF = {"watermarking": False}
 
 
@@ -43,8 +43,10 @@ def reject_unsupported(requested: Mapping[str, Any], defaults: dict[str, Any]) -
             )
 
 
-def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, allowed: MaskFn | None = None) -> Request:
-    """The engine's request for prompt token ids and vLLM's SamplingParams, with the masks of a structured request."""
+def engine_request(
+    config: EngineConfig, ids: tuple[int, ...], sampling: Any, allowed: MaskFn | None = None, cut: Any = None
+) -> Request:
+    """The engine's request for prompt token ids and vLLM's SamplingParams, with its grammar and its stop strings."""
     params = Params(
         **{name: float(getattr(sampling, name)) for name in _NUMBERS},
         top_k=max(0, sampling.top_k),
@@ -60,7 +62,8 @@ def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, al
         params,
         min(sampling.max_tokens or config.max_len, config.max_len),
         (*end, *(sampling.stop_token_ids or ())),
-        allowed=(allowed or (lambda ids: None)) if sampling.structured_outputs is not None else None,
+        cut=cut,
+        allowed=allowed,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
         ends=tuple(sampling.all_stop_token_ids),
@@ -69,7 +72,8 @@ def engine_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any, al
 
 def check_request(config: EngineConfig, ids: tuple[int, ...], sampling: Any) -> None:
     """Raise UnsupportedParam for a prompt or a value of a sampling parameter that the bundle cannot serve."""
+    allowed = None if sampling.structured_outputs is None else (lambda ids: None)
     try:
-        check(config, engine_request(config, ids, sampling))
+        check(config, engine_request(config, ids, sampling, allowed))
     except UserError as error:
         raise UnsupportedParam("sampling parameters or prompt", str(error)) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import secrets
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,15 +15,16 @@ import torch
 from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
 from model.cache import KEY_TILE
+from model.dtypes import BY_FLAG
 from model.errors import UserError
 from model.strict import Range, ValidationError, read
 from serve.drain import end_while_starting
 from serve.folder import BUNDLE_VARIABLE, DIGEST_VARIABLE, model_folder
+from serve.options import check_options, suggest_parsers
 from serve.params import UnsupportedParam, check_request, reject_unsupported
-from serve.vllm_patches import allow_min_p_and_bias_with_drafts
+from serve.vllm_patches import allow_min_p_and_bias_with_drafts, check_command, report_why_a_request_failed
 from trnspec.bundle.opening import Bundle, read_bundle
 from trnspec.bundle.spec import MAX_K
-from trnspec.bundle.tokenizer import TOKENIZER
 from trnspec.engine.config import engine_config
 
 if TYPE_CHECKING:
@@ -117,6 +120,8 @@ class BundlePlatform(Platform):
             hf_config_path=folder,
             tokenizer=folder,
             generation_config=folder,
+            dtype=BY_FLAG[bundle.spec.dtype].name,
+            block_size=KEY_TILE,
             max_model_len=bundle.spec.max_len,
             max_num_seqs=bundle.spec.batch,
             enable_prefix_caching=True,
@@ -127,6 +132,18 @@ class BundlePlatform(Platform):
             shutdown_timeout=60,
         )
 
+        def check(chosen: argparse.Namespace, defaults: argparse.Namespace) -> None:
+            check_options(bundle, chosen, defaults)
+            # vLLM's "auto" means the model's folder, which is the bundle's
+            if chosen.generation_config == "auto":
+                chosen.generation_config = folder
+            files = (Path(folder) / name for name in ("chat_template.jinja", "tokenizer_config.json"))
+            template = "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+            if parsers := suggest_parsers(template, chosen):
+                print(f"trnspec: to parse what the chat template writes, add {parsers}", file=sys.stderr)
+
+        check_command(parser, check)
+
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         from vllm.config import CompilationMode, SpeculativeConfig  # noqa: PLC0415
@@ -136,15 +153,15 @@ class BundlePlatform(Platform):
         # with several API servers, the first process has a handler of vLLM's from the start
         if vllm_config.parallel_config._api_process_count == 1:
             end_while_starting()
-        _refuse_options(bundle, vllm_config)
         vllm_config.parallel_config.worker_cls = _WORKER
         vllm_config.parallel_config.distributed_executor_backend = "uni"
         vllm_config.compilation_config.mode = CompilationMode.NONE
         scheduler, cache = vllm_config.scheduler_config, vllm_config.cache_config
         if scheduler.scheduler_cls != _SCHEDULER:
             # the budget is for prefill, decode rows of all slots come on top; vLLM calls this twice
-            longest = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
-            scheduler.long_prefill_token_threshold = min(longest, spec.max_len)
+            budget = scheduler.max_num_batched_tokens
+            longest = scheduler.long_prefill_token_threshold or budget
+            scheduler.long_prefill_token_threshold = min(longest, budget, spec.max_len)
             scheduler.max_num_batched_tokens += spec.batch * spec.rows
         scheduler.scheduler_cls = _SCHEDULER
         scheduler.async_scheduling = False
@@ -160,9 +177,10 @@ class BundlePlatform(Platform):
                 target_parallel_config=vllm_config.parallel_config,
             )
         if vllm_config.speculative_config is not None:
-            # vLLM's own flag for it requires a --speculative-config, which a bundle replaces
+            # vLLM's flag for it requires a --speculative-config, which a bundle replaces
             vllm_config.observability_config.per_request_spec_decode_metrics = chosen.acceptance
         allow_min_p_and_bias_with_drafts()
+        report_why_a_request_failed()
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
@@ -184,29 +202,3 @@ class BundlePlatform(Platform):
             check_request(config, tuple(processed_inputs["prompt_token_ids"]), params)
         except UnsupportedParam as error:
             raise VLLMValidationError(str(error), parameter=error.parameter) from error
-
-
-def _refuse_options(bundle: Bundle, config: VllmConfig) -> None:
-    """UserError for an option of the command line that the bundle cannot follow."""
-    spec, parallel, speculative = bundle.spec, config.parallel_config, config.speculative_config
-    copies, ranks, length = parallel.data_parallel_size, parallel.world_size, config.model_config.max_model_len
-    requests, chunked = config.scheduler_config.max_num_seqs, config.scheduler_config.enable_chunked_prefill
-    blocks, fewest = config.cache_config.num_gpu_blocks_override, 1 + spec.max_len // KEY_TILE
-    enough = blocks is None or fewest <= blocks <= spec.usable
-    # vLLM calls this again in its engine's process, with the speculative-config that the first call has set
-    method = speculative and speculative.method
-    for option, value, followed, supported in (
-        ("speculative-config", method, method in (None, _SPECULATIVE_METHOD), "the bundle has its draft, leave it out"),
-        ("data-parallel-size", copies, copies == 1, "start one server for each copy and a router in front of them"),
-        ("the parallel size", ranks, ranks == 1, "one process runs all ranks of the bundle, leave it out"),
-        ("max-model-len", length, length == spec.max_len, f"the bundle's is {spec.max_len}, leave it out"),
-        ("max-num-seqs", requests, requests <= spec.batch, f"the bundle has {spec.batch} slots, lower it"),
-        ("enable-chunked-prefill", chunked, chunked, "a bundle needs it, leave it out"),
-        ("num-gpu-blocks-override", blocks, enough, f"this bundle takes {fewest} to {spec.usable}"),
-    ):
-        if not followed:
-            raise UserError(f"{option} is {value}; {supported}")
-    if not bundle.manifest.has_weights:
-        raise UserError(f"{bundle.path} was built without weights; build it from checkpoint folders that hold them")
-    if TOKENIZER not in bundle.files and not config.model_config.skip_tokenizer_init:
-        raise UserError(f"{bundle.path} has no tokenizer; build it from a target folder that holds tokenizer.json")

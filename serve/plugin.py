@@ -57,7 +57,7 @@ def _is_active(point: EntryPoint) -> bool:
 
 def _is_only_platform() -> bool:
     """Whether no other platform of vLLM's could serve a model on this machine."""
-    # vLLM asks its own platforms first, so its module is there
+    # vLLM tries its built-in platforms first, so their module is imported
     from vllm.platforms import builtin_platform_plugins  # noqa: PLC0415
 
     return not _other_plugins() and not any(ask() for ask in builtin_platform_plugins.values())

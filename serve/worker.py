@@ -16,7 +16,7 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from model.cache import KEY_TILE
 from serve.drain import ignore_ctrl_c_in_engine
-from serve.grammar import Grammar, Grammars
+from serve.grammar import stop_strings
 from serve.metrics import Metrics
 from serve.params import engine_request
 from serve.platform import options, same_bundle, served_bundle
@@ -28,7 +28,7 @@ from trnspec.engine.adaptive_k import AdaptiveK
 from trnspec.engine.async_engine import AsyncEngine
 from trnspec.engine.config import engine_config
 from trnspec.engine.engine import Event
-from trnspec.engine.request import Score
+from trnspec.engine.request import Request, Score
 from trnspec.engine.warmup import prepare_graphs
 from trnspec.runtime.runner import load_runner, platform_of
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class BundleWorker(WorkerBase):
-    """Continuous batching over our engine; vLLM's KV cache manager owns the blocks.
+    """Continuous batching over our engine; vLLM's KV cache manager allocates the blocks.
 
     vLLM runs at most as many requests as the bundle has slots, so the engine always has a free one.
     """
@@ -59,9 +59,8 @@ class BundleWorker(WorkerBase):
         self.engine = AsyncEngine(self.runner, self.config, speculative, step_k, owns_blocks=False)
         # vLLM's request id -> the engine's number, of the requests that are admitted
         self.numbers: dict[str, int] = {}
-        # prompts and parameters by request id, and the output ids of preempted requests
-        self.requests, self.preempted = dict[str, tuple[tuple[int, ...], Any]](), dict[str, list[int]]()
-        self.grammars, self.masked = Grammars(self.vllm_config), dict[str, Grammar]()
+        # by request id; and the output ids of preempted requests
+        self.requests, self.preempted = dict[str, Request](), dict[str, list[int]]()
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
         # vLLM allocates block ids only; the memory is that of the graphs' block pools
@@ -70,14 +69,14 @@ class BundleWorker(WorkerBase):
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["NHD"]
 
-    def set_kv_cache_layout(self, kv_cache_layout: str) -> None:
-        """The runtime owns the caches."""
+    def set_kv_cache_layout(self, *layout: Any) -> None:
+        """The runtime has the caches."""
 
     def determine_available_memory(self) -> int:
         return 1 << 40
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """The runtime owns the caches."""
+        """The runtime has the caches."""
 
     @report_to_parent()
     def compile_or_warm_up_model(self) -> CompilationTimes:
@@ -112,7 +111,9 @@ class BundleWorker(WorkerBase):
         if not scheduler_output.num_scheduled_tokens:
             return StepOutput([], {})
         for data in scheduler_output.scheduled_new_reqs:
-            self.requests[data.req_id] = tuple(data.prompt_token_ids or ()), data.sampling_params
+            ids, sampling = tuple(data.prompt_token_ids or ()), data.sampling_params
+            grammar, stops = scheduler_output.grammars.get(data.req_id), stop_strings(self.vllm_config, ids, sampling)
+            self.requests[data.req_id] = engine_request(self.config, ids, sampling, grammar, stops)
         if scheduler_output.has_structured_output_requests:
             self.waiting = scheduler_output
             return None
@@ -120,10 +121,14 @@ class BundleWorker(WorkerBase):
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
         """Run the batch that waited for its masks: one row for each placeholder draft and one more a request."""
-        place = 0
-        for name in grammar_output.structured_output_request_ids if grammar_output else ():
-            self._grammar(name).next = grammar_output.grammar_bitmask[place]  # type: ignore[union-attr]
-            place += 1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ()))
+        if grammar_output:
+            names, masks = grammar_output.structured_output_request_ids, grammar_output.grammar_bitmask
+            rows = [1 + len(self.waiting.scheduled_spec_decode_tokens.get(name, ())) for name in names]
+            if sum(rows) != len(masks):
+                # vLLM 0.33: as many for each request
+                rows = [len(masks) // len(names)] * len(names)
+            for name, end, count in zip(names, itertools.accumulate(rows), rows, strict=True):
+                self.requests[name].allowed.next = masks[end - count]  # type: ignore[union-attr]
         return self._serve(self.waiting)
 
     def _serve(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -136,21 +141,23 @@ class BundleWorker(WorkerBase):
         if not (self.engine.launched or all(map(self.engine.prefilling, running))):
             self.metrics.begin()
             self.engine.launch(masks=True)
-        pieces = self._pieces(scheduler_output)
-        for number, length in pieces.items():
+            for grammar in filter(None, (request.allowed for request in self.requests.values())):
+                grammar.restore()  # type: ignore[attr-defined]
+        chunks = self._prefill_chunks(scheduler_output)
+        for number, length in chunks.items():
             self.engine.prefill(number, length)
         # the next step runs while this one's output is read and scheduled; none is launched ahead of a chunk's
         self.engine.launch_next()
         events = self._end()
-        while pieces and self.engine.launched:
+        while chunks and self.engine.launched:
             events += self._end()
-        if not (pieces or self.engine.launched):
+        if not (chunks or self.engine.launched):
             self.engine.launch()
         by_number = {event.number: event for event in events}
         self._report_invalid_drafts(scheduler_output, by_number)
         return self._output(scheduler_output, by_number)
 
-    def _pieces(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
+    def _prefill_chunks(self, scheduler_output: SchedulerOutput) -> dict[int, int]:
         """Admit new and resumed requests; engine number -> prompt tokens that are to be cached after this batch."""
         cached, scheduled = scheduler_output.scheduled_cached_reqs, scheduler_output.num_scheduled_tokens
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -164,16 +171,14 @@ class BundleWorker(WorkerBase):
         return {number: length for number, length in numbers.items() if self.engine.prefilling(number)}
 
     def _admit(self, name: str, blocks: Sequence[int], cached: int) -> None:
-        ids, sampling = self.requests[name]
-        grammar = self._grammar(name) if sampling is not None and sampling.structured_outputs else None
-        request = engine_request(self.config, ids, sampling, grammar)
-        self.numbers[name] = self.engine.admit(request, blocks, cached, self.preempted.pop(name, []))
+        sampled = self.preempted.pop(name, [])
+        self.numbers[name] = self.engine.admit(self.requests[name], blocks, cached, sampled)
 
     def _forget(self, name: str) -> None:
         if name in self.numbers:
             self.engine.cancel(self.numbers.pop(name))
-        for records in (self.requests, self.masked, self.preempted):
-            records.pop(name, None)  # type: ignore[attr-defined]
+        self.requests.pop(name, None)
+        self.preempted.pop(name, None)
 
     def _end(self) -> list[Event]:
         """Wait for the oldest launched work: a decode step or a prefill chunk."""
@@ -185,18 +190,12 @@ class BundleWorker(WorkerBase):
         return events
 
     def _report_invalid_drafts(self, scheduler_output: SchedulerOutput, events: dict[int, Event]) -> None:
-        """Tell vLLM how many placeholders had no draft, or one after the request's end: it counts them as invalid."""
+        """Report placeholders without a draft, or with one after the request's end, which vLLM counts as invalid."""
         scheduler_output.num_invalid_spec_tokens = {
             name: max(0, len(placeholders) - (event.drafted if len(event.ids) > event.accepted else len(event.ids) - 1))
             for name, placeholders in scheduler_output.scheduled_spec_decode_tokens.items()
             if (event := events.get(self.numbers.get(name, -1)))
         }
-
-    def _grammar(self, name: str) -> Grammar:
-        """A request's grammar, compiled when its first mask comes."""
-        if name not in self.masked:
-            self.masked[name] = self.grammars.of(name, self.requests[name][1])
-        return self.masked[name]
 
     def _output(self, scheduler_output: SchedulerOutput, by_number: dict[int, Event]) -> ModelRunnerOutput:
         nothing = Event(-1, [])
@@ -206,14 +205,15 @@ class BundleWorker(WorkerBase):
             print(f"trnspec: request {name} ends with an error: {error}", file=sys.stderr, flush=True)
             self._forget(name)
             by_name[name] = nothing
-        prompts = {n: _scores(self.requests[n][0][1:], e.prompt_scores) for n, e in by_name.items() if e.prompt_scores}
+        prompts = {n: _scores(self.requests[n].ids[1:], e.prompt_scores) for n, e in by_name.items() if e.prompt_scores}
         events = list(by_name.values())
         return StepOutput(
             req_ids=list(by_name),
             req_id_to_index={name: place for place, name in enumerate(by_name)},
             sampled_token_ids=[event.ids for event in events],
             logprobs=_logprobs(events) if any(event.scores for event in events) else None,
-            failed=set(failed),
+            failed=failed,
+            stopped={name for name, e in by_name.items() if e.result and e.result.finish_reason == "stop"},
             prompt_logprobs_dict={n: LogprobsTensors(*map(torch.from_numpy, scores)) for n, scores in prompts.items()},
         )
 

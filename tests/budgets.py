@@ -1,4 +1,4 @@
-"""`python -m tests.budgets`: lines of Python by package against budgets.toml; exit 1 if one is over by 5 %."""
+"""`python -m tests.budgets`: lines of Python per package and budgets.toml; exit 1 if one exceeds its budget by 5 %."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How close is close: at most twice as far from the law in fp64 as the textbook computed in the same dtype."""
+"""The error bound of kernels: twice the error of the textbook formula in the same dtype, both against fp64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def error(out: Any, exact: Any) -> float:
 
 
 def is_close(out: Any, naive: Any, exact: Any, ulps: int = 0) -> bool:
-    """Whether error(out) <= 2 error(naive), and fp32 ulps of the largest number; zeros must break the rule."""
+    """Whether error(out) <= 2 error(naive) + fp32 ulps of the largest number; zeros must exceed the bound."""
     bound = 2 * error(naive, exact) + ulps * float(np.finfo(np.float32).eps * np.abs(exact).max())
-    assert error(np.zeros_like(exact), exact) > bound, "the textbook is as far off as zeros: nothing is compared"
+    assert error(np.zeros_like(exact), exact) > bound, "the textbook is no better than zeros: nothing is compared"
     return error(out, exact) <= bound

@@ -1,4 +1,4 @@
-"""Two CPU devices for every test process, made before anything traces."""
+"""Two CPU devices for every test process, configured before anything traces."""
 
 import gc
 import os
@@ -16,16 +16,16 @@ from tests.model.family import family
 
 __all__ = ["family"]
 
-# the plugin also where nkisim is on the path and not installed
+# also if nkisim is on the path and not installed
 pytest_plugins = ["nkisim.pytest_plugin", "pytester"]
 
 jax.config.update("jax_num_cpu_devices", 2)
-# a collection would look at every object of torch and JAX again
+# exclude the objects of torch and JAX from collections
 gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name what bits may depend on; `-q` prints no header, so that it comes before the list of failures."""
+    """Print versions that bits may depend on, also with `-q`, which has no header."""
     torch_set = torch.backends.cpu.get_cpu_capability()
     flags = os.environ.get("XLA_FLAGS", "no flags")
     facts = machine.facts() | {
@@ -42,17 +42,14 @@ _FAST_S = 5.0
 
 
 def _processor_seconds() -> float:
-    """Those of this process and of its children that have ended."""
+    """Processor seconds of this process and of its ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that takes longer than the fast set allows and is not marked slow.
-
-    Processor time is what the test itself needs; wall time on a busy machine is that of others too.
-    """
+    """Fail a test without the mark `slow` that takes longer than _FAST_S, in processor time."""
     begin = _processor_seconds()
     yield
     seconds = _processor_seconds() - begin
@@ -62,7 +59,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """JAX traces and XLA compiles a graph once in a session, whichever worker needs it."""
+    """A graph is traced and compiled once in a session, for all workers."""
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         executables.share((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executables", patch)
@@ -71,7 +68,7 @@ def _graphs_are_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the demo pair's bundles, one for all workers of the session."""
+    """The folder of the demo bundles, shared by the workers of a session."""
     folder = tmp_path_factory.getbasetemp().parent / "demo_bundles"
     folder.mkdir(exist_ok=True)
     return folder
@@ -79,6 +76,6 @@ def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled_graphs_are_dropped(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each holds hundreds of memory maps, and XLA ends the process at the limit (vm.max_map_count)."""
+    """Each has hundreds of memory maps; XLA aborts the process at the limit (vm.max_map_count)."""
     yield
     last_few.forget(request.module.__name__)

@@ -1,4 +1,4 @@
-"""A pair's graphs in eager torch: nothing to compile, so that laws and acceptance are tested quickly."""
+"""The graphs of target and drafter in eager torch, without compilation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trnspec.bundle.spec import BundleSpec
 
 
 class EagerGraphs:
-    """Every stage of one pair on one rank in fp32; `slots` is the drafter's empty state, `keys` the graphs that ran."""
+    """Every stage on one rank in fp32; `slots` is the drafter's empty state, `keys` the graphs that ran."""
 
     def __init__(self, pair: Pair, slots: tuple[Tensor, ...], pool: int, batch: int) -> None:
         models = [m for m in (pair.draft_model, pair.target_model) if m is not None]
@@ -40,13 +40,13 @@ class EagerGraphs:
         pair.target_model.taps = pair.drafter.taps
 
     def run(self, key: GraphKey, inputs: StepInputs) -> StepOutputs:
-        """Run a graph on numpy inputs or on outputs of the last run."""
+        """Run a graph on NumPy inputs or on outputs of the last run."""
         out = self._run(key, inputs)
         self.caches = list(out.target_caches)
         return StepOutputs(*(t.numpy() for t in out.visible))
 
     def draft(self, key: GraphKey, inputs: StepInputs) -> Any:
-        """The candidates of the first half of a step."""
+        """Run the first half of a step; its candidates."""
         return self._run(key, inputs).visible[0].numpy()
 
     @torch.no_grad()
@@ -70,8 +70,10 @@ class EagerGraphs:
 
 
 def eager_graphs(spec: BundleSpec, folders: dict[str, Path], launch: Launcher = no_launch) -> EagerGraphs:
-    """The graphs of a spec, from the checkpoint folders of target and draft; NKI kernels are served by `launch`."""
-    ctx = make_context(spec.kernels, 1, launch=launch, layers=spec.layers, without=spec.without)
+    """The graphs of a spec, from the checkpoint folders of target and draft; `launch` runs NKI kernels."""
+    ctx = make_context(
+        spec.kernels, 1, launch=launch, layers=spec.layers, without=spec.without, fp8=spec.weights == "fp8"
+    )
     target_checkpoint, drafter = Checkpoint(folders["target"], spec.target_config), Drafter()
     if spec.has_draft:
         checkpoint = Checkpoint(folders["draft"], spec.draft_config, target_checkpoint)

@@ -1,4 +1,4 @@
-"""The end of a process that some other one has started."""
+"""The end of a process that another process started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def runs(process: int) -> bool:
-    """Whether it is there and has not ended; one that nobody has waited for has."""
+    """Whether a process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     except OSError:
@@ -19,5 +19,5 @@ def check_end(process: int, seconds: float) -> None:
     """AssertionError unless the process ends within so many seconds."""
     limit = time.monotonic() + seconds
     while runs(process):
-        assert time.monotonic() < limit, f"process {process} has outlived the one that started it"
+        assert time.monotonic() < limit, f"process {process} outlived the one that started it"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Traces and compiled graphs of the test session on disk, shared by its workers and the processes that they start.
+"""Traces and compiled graphs on disk, shared by the workers of a test session and the processes that they start.
 
 A trace is named by its spec and graph. Executables are in JAX's persistent cache, as with JAX_COMPILATION_CACHE_DIR.
 """
@@ -26,14 +26,14 @@ _CACHE = {
 
 
 def share(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Trace and compile each graph once in a session; a test whose subject is tracing calls `lower_graph` itself."""
+    """Trace and compile each graph once in a session; a test of tracing calls `lower_graph` itself."""
     folder.mkdir(exist_ok=True)
     for option, value in (_CACHE | {"jax_compilation_cache_dir": str(folder / "xla")}).items():
         jax.config.update(option, value)
         patch.setenv(option.upper(), str(value))
 
     def traced(spec: BundleSpec, graph: GraphSpec) -> bytes:
-        # the models' names are for people
+        # the models' names do not change a graph
         unnamed = dataclasses.replace(spec, target="", draft="")
         file = folder / hashlib.sha256(repr((unnamed, graph)).encode()).hexdigest()
         if not file.exists():

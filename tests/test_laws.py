@@ -21,7 +21,7 @@ def marks(node_id: str) -> set[str]:
     path, name = node_id.split("::")
     module = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     functions = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
-    # a mark of single cases is inside of `parametrize`
+    # marks of single cases are in `parametrize`
     of_function = (re.match(r"pytest\.mark\.(\w+)", ast.unparse(d)) for d in functions[name].decorator_list)
     of_module = (ast.unparse(n) for n in module.body if isinstance(n, ast.Assign) and "pytestmark" in ast.unparse(n))
     return {m[1] for m in of_function if m} | {m for n in of_module for m in re.findall(r"pytest\.mark\.(\w+)", n)}

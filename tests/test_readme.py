@@ -1,4 +1,4 @@
-"""README and pages: links, named commands and files exist, examples run, what commands write is ignored by git."""
+"""README and pages: links, commands and files exist, examples run, git ignores what commands write."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from compile.spec import parse
 from model.config import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = ("README.md", "nkisim/README.md", "nki_kernels/README.md", "deploy/README.md", "demo/README.md")
-PAGES = [*(ROOT / name for name in READMES), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("nkisim/docs/*.md"))]
+READMES = ("README.md", "nki_kernels/README.md", "deploy/README.md", "demo/README.md")
+PAGES = [*(ROOT / name for name in READMES), *sorted(ROOT.glob("docs/*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 _COMMAND = re.compile(r"    (?:make|\.venv/bin/python -m) .*")
 _DURATION = re.compile(r"#.*\b(?:seconds?|minutes?|hours)\b")
@@ -35,7 +35,7 @@ def anchors(text: str) -> set[str]:
 
 
 def wrong_links(page: str, text: str) -> list[str]:
-    """Links of a page to files or headings that are not there."""
+    """Links of a page to files or headings that do not exist."""
     wrong = []
     for link in re.findall(r"\]\(([^)\s]+)\)", _CODE.sub("", text)):
         if link.startswith(("http:", "https:")):
@@ -48,7 +48,7 @@ def wrong_links(page: str, text: str) -> list[str]:
 
 
 def wrong_names(text: str) -> list[str]:
-    """Modules, files and targets of the Makefile that a text names and the tree lacks."""
+    """Modules, files and make targets that a text names and the tree lacks."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     modules = {m for m in re.findall(r"python -m ([\w.]+)", text) if re.match(_FOLDERS + r"\b", m)}
     files = {f for f in _FILE.findall(text) if not (ROOT / f).exists()}
@@ -71,14 +71,14 @@ def test_the_check_finds_what_is_missing() -> None:
 
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if _EXAMPLE.search(text)])
 def test_examples_print_what_the_page_shows(page: str) -> None:
-    """Examples with `>>>`; those of a page share their names."""
+    """Examples with `>>>`; the examples of a page share variables."""
     text = "\n".join(_EXAMPLE.findall(TEXTS[page]))
     example = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
     assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_builds_of_pages_have_valid_options() -> None:
-    """Every `compile.build` command is parsed, and checked as a build checks it if its models are here."""
+    """Every `compile.build` command is parsed, and its spec checked if its models are available."""
     specs = [parse(shlex.split(line)) for text in TEXTS.values() for line in _BUILD.findall(text)]
     assert len(specs) > 5
     for spec in specs:
@@ -87,7 +87,7 @@ def test_builds_of_pages_have_valid_options() -> None:
 
 
 def _commands() -> list[str]:
-    """A command with its continued lines is one line."""
+    """The commands of README, continued lines joined."""
     return [line for line in TEXTS["README.md"].replace("\\\n", "").splitlines() if _COMMAND.fullmatch(line)]
 
 
@@ -107,9 +107,9 @@ def test_readme_and_pages_stay_short() -> None:
 def test_what_commands_write_is_ignored() -> None:
     lines = [line for text in TEXTS.values() for line in text.splitlines() if " -m " in line]
     written = {name for name in _WRITTEN.findall("\n".join(lines)) if re.fullmatch(r"[a-z][\w./-]*", name)}
-    # results that are committed are written on purpose; what has no ending is a folder
-    own = sorted(n if "." in n else f"{n}/" for n in written if not n.startswith("bench/results/"))
-    assert "bundles/parallel/" in own
-    command = ["git", "check-ignore", "--no-index", *own]
+    # committed results are not ignored; a name without a suffix is a folder
+    outputs = sorted(n if "." in n else f"{n}/" for n in written if not n.startswith("bench/results/"))
+    assert "bundles/parallel/" in outputs
+    command = ["git", "check-ignore", "--no-index", *outputs]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.stdout.split() == own
+    assert run.stdout.split() == outputs

@@ -30,6 +30,7 @@ PROSE = (
 )
 # uses that the field has too
 PHRASES = r"at least|at most|whole number|in turn|(its|their|your) own|(not|no \S+|was|were) found|ties? drawn"
+PHRASES += r"|border(-\w+)?: "
 
 
 def names(tree: ast.AST) -> Iterator[tuple[int, str]]:

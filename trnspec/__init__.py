@@ -11,6 +11,7 @@ raises `UserError` with one sentence.
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,8 @@ def shadowed() -> str:
     for name in ("model", "compile", "nki_kernels", "nkisim", "serve"):
         spec = importlib.util.find_spec(name)
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
-        if origin != _ROOT / name / "__init__.py":
+        # nkisim has a src layout in a checkout
+        if origin not in (_ROOT / name / "__init__.py", _ROOT / name / "src" / name / "__init__.py"):
             return (
                 f"Python finds the package {name!r} at {origin}, and trnspec needs the one in {_ROOT}; "
                 "start from a different folder, or take the other one off PYTHONPATH"
@@ -54,10 +56,22 @@ def platform() -> str | None:
     """vLLM's entry point: the server's platform. A command that names no bundle is left as it is if one is shadowed."""
     if not (sentence := shadowed()):
         return importlib.import_module("serve.plugin").platform()
-    if any((Path(argument.partition("=")[2] or argument) / "manifest.json").is_file() for argument in sys.argv[1:]):
+    _refuse_bundle(sentence)
+    return None
+
+
+def check_target_device() -> None:
+    """vLLM's entry point for plugins of any kind: it loads no platform for the target device cpu."""
+    if os.environ.get("VLLM_TARGET_DEVICE", "").lower() == "cpu":
+        _refuse_bundle("VLLM_TARGET_DEVICE is cpu, for which vLLM loads no platform plugin; unset it to serve a bundle")
+
+
+def _refuse_bundle(sentence: str) -> None:
+    """End a command that names a bundle with this sentence; other tools write a manifest.json, too."""
+    manifests = (Path(argument.partition("=")[2] or argument) / "manifest.json" for argument in sys.argv[1:])
+    if any(file.is_file() and b"trnspec-bundle" in file.read_bytes() for file in manifests):
         print(f"error: {sentence}", file=sys.stderr)
         raise SystemExit(2)
-    return None
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A bundle as an object that turns prompts into text."""
+"""A bundle as an object that continues prompts."""
 
 import operator
 from collections import deque
@@ -29,25 +29,25 @@ class Output(Result):
 
 
 class TextStream(Iterator[str]):
-    """Pieces of text as they come, which join to the text; `output` is set after the last one.
+    """An iterator of text deltas; `output` is set after the last one.
 
     A stream keeps its slot until it ends, `close`, or garbage collection.
     """
 
-    def __init__(self, pieces: Generator[str, None, Output]) -> None:
+    def __init__(self, deltas: Generator[str, None, Output]) -> None:
         self.output: Output | None = None
-        self._pieces = pieces
+        self._deltas = deltas
 
     def __next__(self) -> str:
         try:
-            return next(self._pieces)
+            return next(self._deltas)
         except StopIteration as end:
             self.output = self.output or end.value
             raise
 
     def close(self) -> None:
         """Cancel the rest."""
-        self._pieces.close()
+        self._deltas.close()
 
 
 class LLM:
@@ -105,7 +105,7 @@ class LLM:
         return self._checked(outputs[0]) if single else [outputs[place] for place in range(len(requests))]
 
     def stream(self, prompt: Prompt, params: Params = GREEDY, **options: Any) -> TextStream:
-        """Continue one prompt, as an iterator of pieces of text; `options` are those of `request`.
+        """Continue one prompt, as an iterator of text deltas; `options` are those of `request`.
 
         Open streams are served together.
         """
@@ -120,7 +120,7 @@ class LLM:
     ) -> Request:  # fmt: skip
         """The engine's request for a prompt. Raises UserError if this bundle cannot serve it.
 
-        `stop`: strings before the first of which the text is cut. Without `speculation` no drafts are accepted, which
+        `stop`: the output ends before the first of these strings. Without `speculation` no drafts are accepted, which
         changes no token. The others are those of `Request`.
         """
         ids = encode(self.tokenizer, prompt) if isinstance(prompt, str) else tuple(map(operator.index, prompt))
@@ -133,8 +133,8 @@ class LLM:
 
     def _text(self, request: Request, text: Any) -> Generator[str, None, Output]:
         for _, output in self._serve([request]):
-            if piece := text.rest(output.text) if output else text.piece():
-                yield piece
+            if delta := text.rest(output.text) if output else text.delta():
+                yield delta
             if output:
                 return self._checked(output)
         raise AssertionError("a request ends with an output")

@@ -1,12 +1,11 @@
-"""`python -m bench.kernels [--json] [--only TEXT]`: each kernel and case, simulated; `--explain` takes one apart.
+"""`python -m bench.kernels`: the time of each case of each kernel, simulated by nkisim.
 
-Times are simulated by nkisim's timeline. Where the vendor's `nki` can be imported the same command also
-measures on the device, and the simulated column comes from a second process; that half is untried.
+With the vendor's `nki` the command also measures on the device, and the simulated column comes from a second process;
+that part has run on no device.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES
 from bench.kernels.explain import explained, prompt_bound_ns, sums_ns
+from bench.options import command, output_file
 from bench.table import markdown
 from model.errors import UserError, run_cli
 from model.progress import each
@@ -27,15 +27,15 @@ from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
 
 _BUSY = 0.05
-# on a machine with the vendor's nki: this process has it, so nkisim takes the name in a different one
+# this process has the vendor's nki, so nkisim takes the name in another process
 _SIMULATED_BY = (
-    "import sys, nkisim.install as i; i.install(force=True); "
+    "import sys; from nkisim.install import install; install(force=True); "
     "from bench.kernels.__main__ import main; main(sys.argv[1:])"
 )
 
 
 def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
-    """Run a case once and read its timeline: one row of the table. `written` keeps the recording."""
+    """Run a case once and schedule its events: one row of the table. `written` is a file for the recording."""
     recording = case.recorded()
     if written:
         save(written, recording.events, {"kernel": case.full_name})
@@ -43,8 +43,10 @@ def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
     flops_per_ns = case.lnc * TRN2.tensor_bf16_tflops.value * 1e3
     roofline_ns = max(cost.hbm_bytes / hbm_peak(recording.events, TRN2), cost.flops / flops_per_ns)
     return {
-        "case": case.full_name, "source": "simulated", "chip": result.chip, "lnc": case.lnc,
+        "case": case.full_name, "source": "simulated", "launch": "not included", "order": result.order,
+        "chip": result.chip, "lnc": case.lnc,
         "us": result.latency_ns / 1e3, "us_low": result.low_ns / 1e3, "us_high": result.high_ns / 1e3,
+        "us_likely_low": result.likely_low_ns / 1e3, "us_likely_high": result.likely_high_ns / 1e3,
         "hbm_bytes": cost.hbm_bytes, "moved_bytes": result.hbm_bytes, "flops": cost.flops,
         "roofline_us": roofline_ns / 1e3, "roofline_share": roofline_ns / result.latency_ns,
         "bytes_per_ns": cost.hbm_bytes / result.latency_ns,
@@ -55,12 +57,12 @@ def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
 
 
 def has_device() -> bool:
-    """Whether `nki` is the vendor's, whose kernels run on a NeuronCore."""
+    """Whether `nki` is the vendor's."""
     return not getattr(sys.modules["nki"], "__nkisim__", False)
 
 
 def simulate_elsewhere(case: Case) -> dict[str, Any]:
-    """The simulated row of a case, from a process in which nkisim answers to the name nki (untried)."""
+    """The simulated row of a case, from a process in which nkisim is imported as nki (not run on a device machine)."""
     command = [sys.executable, "-c", _SIMULATED_BY, "--json", "--only", case.full_name]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     row: dict[str, Any] = next(r for r in map(json.loads, lines) if r["case"] == case.full_name)
@@ -68,14 +70,14 @@ def simulate_elsewhere(case: Case) -> dict[str, Any]:
 
 
 def _peaks(peaks: Any) -> dict[str, int]:
-    found: dict[str, int] = {}
+    largest: dict[str, int] = {}
     for peak in peaks:
-        found[peak.space] = max(found.get(peak.space, 0), peak.peak_bytes_per_partition)
-    return found
+        largest[peak.space] = max(largest.get(peak.space, 0), peak.peak_bytes_per_partition)
+    return largest
 
 
 def measure(case: Case, repeats: int = 20) -> float:
-    """Median microseconds of a case on the device, the host's dispatch included (untried)."""
+    """Median microseconds of a case on the device with the host's dispatch (has run on no device)."""
     arguments, times = case.arguments(), []
     for _ in range(repeats + 3):
         begin = time.perf_counter()
@@ -85,10 +87,10 @@ def measure(case: Case, repeats: int = 20) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as markdown; a measured column appears when a device gave one."""
+    """Rows as markdown, with a column of measured times if there are any."""
     device = any("device_us" in row for row in rows)
-    heads = ["case", "us (simulated)", "band", "MB", "GFLOP", "share of roofline", "busy", "SBUF KiB", "PSUM KiB"]
-    heads += ["us (wall, device)"] * device
+    heads = ["case", "us (simulated, without a launch)", "band", "MB", "GFLOP", "share of roofline", "busy"]
+    heads += ["SBUF KiB", "PSUM KiB"] + ["us (wall, device)"] * device
     lines = []
     for row in rows:
         peaks = row["peak_bytes_per_partition"]
@@ -103,40 +105,43 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def explain(case: Case) -> str:
-    """The critical path of a case by stage, and the bounds of collectives and of prompt attention."""
+    """The critical path of a case by stage, and the lower bounds of collectives and of prompt attention."""
     events = case.recorded().events
     lines = [case.full_name, "", explained(events)]
     if case.ranks:
-        lines += ["", f"No schedule of its sums over ranks takes less than {sums_ns(events) / 1e3:.2f} us (simulated)."]
+        lines += ["", f"Lower bound of its all-reduces in any schedule: {sums_ns(events) / 1e3:.2f} us (simulated)."]
     if case.dims:
         bound = prompt_bound_ns(case.dims, case.lnc)
-        lines += ["", f"No order of steps takes less than {bound / 1e3:.2f} us (simulated)."]
+        lines += ["", f"Lower bound of any order of its steps: {bound / 1e3:.2f} us (simulated)."]
     return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> None:
     """Print the table, or one JSON row per case."""
-    parser = argparse.ArgumentParser(prog="python -m bench.kernels", description=__doc__)
-    parser.add_argument("--only", default="", help="cases whose name contains this text")
-    parser.add_argument("--json", action="store_true", help="print one JSON row per case")
-    parser.add_argument("--recording", type=Path, help="write the events of the one chosen case, for nkisim.report")
-    parser.add_argument("--picture", type=Path, help="draw the timeline of the one chosen case, SVG")
-    parser.add_argument("--explain", action="store_true", help="the critical path of the one chosen case, by stage")
+    about = "Simulate the kernels on Trainium2: time, uncertainty band, roofline share and memory of each case."
+    parser = command("bench.kernels", about, "--only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --explain")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this text (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases, simulate nothing")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per case")
+    single = parser.add_argument_group("for a single case")
+    single.add_argument("--explain", action="store_true", help="print the critical path by stage of the kernel")
+    single.add_argument("--recording", type=output_file, metavar="FILE", help="write the events, for nkisim report")
+    single.add_argument("--picture", type=output_file, metavar="FILE", help="write the timeline as SVG")
     options = parser.parse_args(arguments)
     exact = [case for case in CASES if options.only == case.full_name]
     chosen = exact or [case for case in CASES if options.only in case.full_name]
     if not chosen:
-        raise UserError(f"no case contains {options.only!r}: {len(CASES)} cases exist, run without --only to see them")
+        raise UserError(f"no case contains {options.only[:80]!r}; --list prints the names of all {len(CASES)}")
     if (options.recording or options.explain or options.picture) and len(chosen) > 1:
-        raise UserError(
-            f"--recording, --picture and --explain take one case, {options.only!r} chooses {len(chosen)}: name one by "
-            "--only"
-        )
+        raise UserError(f"--explain, --recording and --picture take one case, not {len(chosen)}; name it by --only")
+    if options.list:
+        print("\n".join(case.full_name for case in chosen))
+        return
     if options.picture:
         events = chosen[0].recorded().events
-        # ranks' cores look alike
-        drawn = draw(events, schedule(events), 0 if chosen[0].ranks else None)
-        options.picture.write_text(drawn, encoding="utf-8")
+        # all ranks have the same timeline
+        picture = draw(events, schedule(events), 0 if chosen[0].ranks else None)
+        options.picture.write_text(picture, encoding="utf-8")
     if options.explain:
         print(explain(chosen[0]))
         return

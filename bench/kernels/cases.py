@@ -1,7 +1,6 @@
-"""The cases of `bench.kernels`: each is a kernel, its arguments, its cost and its cores.
+"""The cases of `bench.kernels`, a tuple for each kernel; `CASES` has all.
 
-A kernel's cases are one tuple here; `CASES` is their sum. Arguments are built when a case runs,
-because some fill hundreds of megabytes.
+A case builds its arguments when it runs: some take hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ from bench.kernels.layer import (
     Shard,
     attention_case,
     attention_dims,
+    head_case,
+    layers_case,
     mlp_case,
     prompt_cases,
 )
@@ -34,14 +35,14 @@ from nki_kernels.roofline import AttentionDims, Cost
 
 
 def verify_arguments(d: AttentionDims) -> tuple[Any, ...]:
-    """Arguments of verify_attention_kernel: causal rows at the end of sequences whose pages are in shuffled order."""
+    """Arguments of verify_attention_kernel: causal rows at the end of sequences, pages in random order."""
     q = normal((d.batch, d.heads, d.candidates, d.dim), d.itemsize)
     new, (pool, table) = normal((d.batch, d.kv_heads, d.candidates, d.dim), d.itemsize), pool_of(d)
     positions = np.tile(np.arange(d.slots - d.candidates, d.slots, dtype=np.int32), (d.batch, 1))
     return q, new, new.copy(), pool, pool.copy(), positions, table
 
 
-def _verify(dims: tuple[int, ...], lnc: int = 1) -> Case:
+def verify_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
     """One case from (B, H, G, N, S, D, bytes per number)."""
     batch, heads, kv_heads, count, slots, dim, itemsize = dims
     d = AttentionDims(batch, heads, kv_heads, count, slots, dim, itemsize)
@@ -50,7 +51,7 @@ def _verify(dims: tuple[int, ...], lnc: int = 1) -> Case:
 
 
 def block_case(shard: Shard, lnc: int = 1) -> Case:
-    """Attention of a shard's block draft, whose rows see all rows of their sequence."""
+    """Attention of a shard's block draft: each row attends all rows of its sequence."""
     d = attention_dims(shard)
 
     def arguments() -> tuple[Any, ...]:
@@ -61,16 +62,16 @@ def block_case(shard: Shard, lnc: int = 1) -> Case:
 
 # the Qwen3-32B shard at TP 32 over lengths and k, then other shapes
 VERIFY_ATTENTION = (
-    *(_verify((4, 2, 1, 8, slots, 128, 2), lnc) for slots in LENGTHS for lnc in (1, 2)),
-    *(_verify((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 32)),
-    _verify((32, 2, 1, 8, 1024, 128, 2)),
-    _verify((1, 16, 2, 8, 4096, 128, 2)),
-    _verify((4, 4, 2, 8, 2048, 64, 4)),
+    *(verify_case((4, 2, 1, 8, slots, 128, 2), lnc) for slots in LENGTHS for lnc in (1, 2)),
+    *(verify_case((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 32)),
+    verify_case((32, 2, 1, 8, 1024, 128, 2)),
+    verify_case((1, 16, 2, 8, 4096, 128, 2)),
+    verify_case((4, 4, 2, 8, 2048, 64, 4)),
 )
 
 
 def prompt_arguments(d: AttentionDims) -> tuple[Any, ...]:
-    """Arguments of prompt_attention_kernel: the last rows of a sequence whose blocks are in shuffled order."""
+    """Arguments of prompt_attention_kernel: the last rows of a sequence, pages in random order."""
     q = normal((1, d.heads, d.candidates, d.dim), d.itemsize)
     pool, table = pool_of(d)
     return q, pool, pool.copy(), np.array([[d.slots - d.candidates]], np.int32), table
@@ -86,14 +87,14 @@ def prompt_attention_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
 
 
 def append_arguments(d: AttentionDims) -> tuple[Any, ...]:
-    """Arguments of append_rows_kernel: the last rows of a sequence whose blocks are in shuffled order."""
+    """Arguments of append_rows_kernel: the last rows of a sequence, pages in random order."""
     new, (pool, table) = normal((1, d.kv_heads, d.candidates, d.dim), d.itemsize), pool_of(d)
     positions = np.arange(d.slots - d.candidates, d.slots, dtype=np.int32)[None]
     return new, new.copy(), pool, pool.copy(), positions, table
 
 
 def append_case(count: int, lnc: int = 1) -> Case:
-    """The rows of a chunk of the Qwen3-32B shard at TP 32."""
+    """The rows of a prefill chunk of the Qwen3-32B shard at TP 32."""
     d = AttentionDims(1, 2, 1, count, max(count, 1024), 128, 2)
     # keys and values in and out
     cost = Cost(4 * count * d.kv_heads * d.dim * d.itemsize, 0)
@@ -108,13 +109,22 @@ PROMPT_ATTENTION = (
     prompt_attention_case((512, 4096, 2, 1, 128, 4)),
 )
 
-# a layer of a DFlash block, whose rows see each other, as a graph has it; and its attention if it were a chain's
+# a layer of a DFlash block as in a graph, and for comparison its attention with causal rows
 _BLOCK = Shard(DFLASH, 32, 4, 8)
 BLOCK_LAYER = (
     *prompt_cases(_BLOCK, _BLOCK.rows, lnc=2)[1:],
     *(make(_BLOCK, lnc=2) for make in (block_case, mlp_case, attention_case)),
 )
 
+# the 32B and the 1.7B on one chip and on two
+_CHIPS = tuple(Shard(model, tp, 4, rows) for tp in (4, 8) for model, rows in (("32B", 8), ("1.7B", 1)))
+ONE_CHIP = (
+    *(make(shard, lnc=2) for shard in _CHIPS for make in (attention_case, mlp_case)),
+    *(layers_case(shard, 2) for shard in _CHIPS),
+    *(head_case(shard.rows, shard.config.hidden_size, shard.config.vocab_size // shard.tp) for shard in _CHIPS),
+    *(prompt_attention_case((512, 2048, heads, heads // 8, 128, 2), lnc=2) for heads in (16, 8)),
+)
+
 APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
-LAYERS = DECODE_LAYER + BLOCK_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
+LAYERS = DECODE_LAYER + ONE_CHIP + BLOCK_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
 CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + LAYERS

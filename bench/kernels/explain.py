@@ -1,6 +1,6 @@
-"""A kernel's simulated time: its critical path by stage, and bounds from the chip's constants.
+"""A kernel's simulated time: its critical path by stage, and lower bounds from the chip's constants.
 
-Prompt attention: only the Vector Engine takes maxima, of one number a cycle and partition; every score passes it once.
+Prompt attention: only the Vector Engine computes maxima, one element per cycle and partition, and it reads every score.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _functions(path: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def stage(event: Event) -> str:
-    """The kernel's function and the engine of an event; transfers are loads, stores, exchanges or collectives."""
+    """The function and the engine of an event; a transfer is a load, a store, an exchange or a collective."""
     if event.op == "sendrecv" or event.op in COLLECTIVES:
         return event.op
     if event.engine == "dma":
@@ -39,29 +39,29 @@ def stage(event: Event) -> str:
 
 
 def path_us(events: Sequence[Event], timed: Schedule) -> dict[str, tuple[float, float]]:
-    """Microseconds of the critical path by stage, and how many of them move or compute data, in the path's order."""
+    """(microseconds, microseconds that move or compute data) of each stage of the critical path, in its order."""
     stages: dict[str, tuple[float, float]] = {}
     for event, parts in timed.critical:
         name = stage(events[event])
-        whole, data = stages.get(name, (0.0, 0.0))
-        whole += sum(ns for _, ns in parts) / 1e3
-        data += sum(ns for cause, ns in parts if cause.endswith("data")) / 1e3
-        stages[name] = whole, data
+        us, data_us = stages.get(name, (0.0, 0.0))
+        us += sum(ns for _, ns in parts) / 1e3
+        data_us += sum(ns for cause, ns in parts if cause.endswith("data")) / 1e3
+        stages[name] = us, data_us
     return stages
 
 
 def explained(events: Sequence[Event]) -> str:
-    """The critical path as a table: fixed costs are instructions that wait for each other."""
+    """The critical path as a table; time without data is fixed costs of instructions that wait for each other."""
     path = path_us(events, schedule(events, band=False))
     total = tuple(sum(column) for column in zip(*path.values(), strict=True))
-    lines = [[name, f"{whole:.2f}", f"{data:.2f}"] for name, (whole, data) in (*path.items(), ("all", total))]
-    return markdown(["stage of the critical path", "us (simulated)", "of them data"], lines)
+    lines = [[name, f"{us:.2f}", f"{data_us:.2f}"] for name, (us, data_us) in (*path.items(), ("all", total))]
+    return markdown(["stage of the critical path", "us (simulated)", "data, us"], lines)
 
 
 def sums_ns(events: Sequence[Event]) -> float:
-    """Nanoseconds that no schedule with these all-reduces can beat, each of which needs the one before it.
+    """Lower bound in nanoseconds of any schedule of these all-reduces: each needs the previous one's sum.
 
-    The stores of the last product, the cores' barrier, the collective and the loads of the sum, and no work between.
+    Counts the store of the last product, the core barrier, the collective and the load of the sum, no other work.
     """
     n, cores = TRN2.at("nominal"), len({event.core for event in events})
     fixed = 2 * (n.dma_trigger_ns + n.dma_tail_ns + n.dma_semaphore_ns) + n.dma_store_lead_ns + n.dma_load_lead_ns
@@ -71,6 +71,6 @@ def sums_ns(events: Sequence[Event]) -> float:
 
 
 def prompt_bound_ns(d: AttentionDims, cores: int = 1) -> float:
-    """Nanoseconds that no order of prompt attention with exact maxima can beat: one pass over all visible scores."""
+    """Lower bound in nanoseconds of prompt attention with exact maxima: one pass over all visible scores."""
     scores = prompt_attention(d).flops / (4 * d.dim)
     return scores / (cores * PARTITIONS * TRN2.at("nominal").vector_ghz)

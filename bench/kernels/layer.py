@@ -1,4 +1,4 @@
-"""The cases of the fused decode kernels: the halves of a layer of the drafts and of the target, per rank."""
+"""Cases of the fused decode kernels and of prefill's products, for a rank of the drafts and of the target."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from bench.kernels.case import Case, normal, pool_of
@@ -16,11 +17,12 @@ from nki_kernels.layer.attention import decode_attention_kernel
 from nki_kernels.layer.decode_layers import decode_layers_kernel
 from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp_kernel
-from nki_kernels.layer.pack_weights import BANK, block_width, pack_head, pack_qkv
+from nki_kernels.layer.pack_weights import BANK, FP8_COLUMNS, block_width, pack_head, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
 from nki_kernels.roofline import AttentionDims
 
 BF16 = 2
+EPS = 1e-6
 # the layers of chutesai/Qwen3-32B-FP8-DFLASH, a draft of the 32B
 DFLASH = "dflash-32B"
 CONFIGS = PRESETS | {
@@ -28,23 +30,34 @@ CONFIGS = PRESETS | {
         PRESETS["Qwen/Qwen3-32B"], num_hidden_layers=5, num_attention_heads=32, intermediate_size=9728
     )
 }
-# slots of a cache: the context that the sample deployment allows, and longer ones
+# positions of a cache: the context of the sample deployment, and longer ones
 SLOTS = 1024
 LENGTHS = (SLOTS, 4096, 8192, 32768)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of a layer of a model, and the rows that a pass brings: B sequences of N."""
+    """A model's layer on one of `tp` ranks, and the rows of a pass: B sequences of N; weights are bf16 or FP8."""
 
     model: str
     tp: int
     batch: int
     candidates: int
+    fp8: bool = False
+
+    @property
+    def weight_itemsize(self) -> int:
+        """Bytes of a weight."""
+        return 1 if self.fp8 else BF16
+
+    @property
+    def columns(self) -> int:
+        """The most columns of a packed block."""
+        return FP8_COLUMNS if self.fp8 else BANK
 
     @property
     def config(self) -> Qwen3Config:
-        """The whole model."""
+        """The configuration of the full model."""
         return CONFIGS[f"Qwen/Qwen3-{self.model}"]
 
     @property
@@ -60,70 +73,82 @@ class Shard:
     @property
     def name(self) -> str:
         """As in 32B-tp32-B4-N8."""
-        return f"{self.model}-tp{self.tp}-B{self.batch}-N{self.candidates}"
+        return f"{self.model}-tp{self.tp}-B{self.batch}-N{self.candidates}" + "-fp8" * self.fp8
 
 
-def packed(depth: int, features: int, blocks_of: int = 1) -> Any:
-    """A random packed weight of `features` outputs; its numbers keep the size of its operand."""
-    width = block_width(features, BANK // blocks_of)
-    drawn = normal((features // width, depth, blocks_of * width), BF16)
-    return (drawn * depth**-0.5).astype(drawn.dtype)
+def packed(depth: int, features: int, blocks_of: int = 1, columns: int = BANK) -> Any:
+    """A random packed weight of `features` outputs; its product has the scale of its operand."""
+    width = block_width(features, columns // blocks_of)
+    return normal((features // width, depth, blocks_of * width), BF16, depth**-0.5)
 
 
-def mlp_arguments(shard: Shard) -> tuple[Any, ...]:
-    """Arguments of decode_mlp_kernel."""
+def in_dtype(shard: Shard, *weights: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Packed weights in a shard's dtype, and the scales of FP8 weights."""
+    if not shard.fp8:
+        return weights, ()
+    scales = tuple(np.ones((w.shape[0], 1, w.shape[2]), np.float32) for w in weights)
+    return tuple(w.astype(ml_dtypes.float8_e4m3) for w in weights), scales
+
+
+def mlp_arguments(shard: Shard, rows: int = 0) -> tuple[Any, ...]:
+    """Arguments of decode_mlp_kernel, and of prompt_mlp_kernel for a number of rows."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
-    gamma = normal((hidden,), BF16)
-    return normal((shard.rows, hidden), BF16), gamma, packed(hidden, inner, 2), packed(inner, hidden)
+    weights, scales = in_dtype(shard, packed(hidden, inner, 2, shard.columns), packed(inner, hidden, 1, shard.columns))
+    rows_and_gamma = normal((rows or shard.rows, hidden), BF16), normal((hidden,), BF16)
+    return *rows_and_gamma, *weights, *((EPS, scales) if scales else ())
 
 
 def mlp_case(shard: Shard, lnc: int = 1) -> Case:
     """The MLP half of a shard's layer."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
-    cost = partial(roofline.decode_mlp, shard.rows, hidden, inner, BF16)
+    cost = partial(roofline.decode_mlp, shard.rows, hidden, inner, shard.weight_itemsize)
     return Case(shard.name, decode_mlp_kernel, partial(mlp_arguments, shard), cost, lnc)
 
 
 def attention_dims(shard: Shard, slots: int = SLOTS) -> AttentionDims:
-    """The rank's heads over a cache of so many slots."""
+    """The rank's heads over a cache of `slots` positions."""
     heads, dim = shard.heads, shard.config.head_dim
     return AttentionDims(shard.batch, heads.heads_per_rank, heads.kv_per_rank, shard.candidates, slots, dim, BF16)
 
 
 def attention_arguments(shard: Shard, slots: int = SLOTS) -> tuple[Any, ...]:
-    """Arguments of decode_attention_kernel; the rows are at the end of the cache, whose blocks are shuffled."""
+    """Arguments of decode_attention_kernel: rows at the end of the sequences, pages in random order."""
     d, hidden = attention_dims(shard, slots), shard.config.hidden_size
     q, k = (normal((heads * d.dim, hidden), BF16) for heads in (d.heads, d.kv_heads))
-    qkv = pack_qkv(q, k, k, d.dim)
+    qkv = pack_qkv(q, k, k, d.dim, shard.columns)
     norms = normal((hidden,), BF16), normal((d.dim,), BF16), normal((d.dim,), BF16)
     pool, table = pool_of(d)
     positions = np.tile(np.arange(slots - d.candidates, slots, dtype=np.int32), (d.batch, 1))
     # random numbers need no order: pack_out would only permute the inputs of the output projection
-    weights = (qkv * hidden**-0.5).astype(qkv.dtype), packed(d.heads * d.dim, hidden)
+    out = packed(d.heads * d.dim, hidden, 1, shard.columns)
+    weights, scales = in_dtype(shard, (qkv * hidden**-0.5).astype(qkv.dtype), out)
     places = (*rope_tables(positions, d.dim), pool, pool.copy(), positions, table)
-    return normal((shard.rows, hidden), BF16), *norms, *weights, *places
+    return normal((shard.rows, hidden), BF16), *norms, *weights, *places, *((EPS, scales) if scales else ())
 
 
 def attention_case(shard: Shard, lnc: int = 1, slots: int = SLOTS) -> Case:
     """The attention half of a shard's layer."""
-    cost = partial(roofline.decode_attention, attention_dims(shard, slots), shard.config.hidden_size)
-
+    dims, hidden = attention_dims(shard, slots), shard.config.hidden_size
+    cost = partial(roofline.decode_attention, dims, hidden, shard.weight_itemsize)
     arguments = partial(attention_arguments, shard, slots)
     return Case(f"{shard.name}-S{slots}", decode_attention_kernel, arguments, cost, lnc)
 
 
 def layers_arguments(shard: Shard, count: int, groups: Any, slots: int) -> tuple[Any, ...]:
     """Arguments of decode_layers_kernel: layers with the same weights, each with its own pools."""
-    x, gamma, k_norm, q_norm, qkv, out, cos, sin, keys, values, positions, table = attention_arguments(shard, slots)
-    attention, mlp = (gamma, k_norm, q_norm, qkv, out), mlp_arguments(shard)[1:]
-    layers = tuple((*attention, *mlp, keys.copy(), values.copy()) for _ in range(count))
+    x, *attention, cos, sin, keys, values, positions, table = attention_arguments(shard, slots)[:12]
+    mlp, scales = mlp_arguments(shard), ()
+    if shard.fp8:
+        scales = (*attention_arguments(shard, slots)[-1], *mlp[-1])
+    layers = tuple((*attention, *mlp[1:4], keys.copy(), values.copy(), *scales) for _ in range(count))
     return x, layers, cos, sin, positions, table, groups
 
 
 def layers_case(shard: Shard, count: int, lnc: int = 2, summed: bool = True, slots: int = SLOTS) -> Case:
-    """`count` layers in one launch, with the sums over the shard's ranks or without them."""
+    """`count` layers in one launch, with or without the all-reduces of the shard's ranks."""
     inner = shard.config.intermediate_size // shard.tp
-    cost = partial(roofline.decode_layers, attention_dims(shard, slots), shard.config.hidden_size, inner, count)
+    sizes = shard.config.hidden_size, inner, count, shard.weight_itemsize
+    cost = partial(roofline.decode_layers, attention_dims(shard, slots), *sizes)
     groups, name = (tuple(range(shard.tp)),) if summed else None, f"{shard.name}-S{slots}-L{count}"
     arguments = partial(layers_arguments, shard, count, groups, slots)
     ranks = shard.tp if summed else 0
@@ -134,20 +159,18 @@ DRAFTS = tuple(Shard(model, tp, batch, 1) for model in ("1.7B", "0.6B") for tp i
 TARGET = Shard("32B", 32, 4, 8)
 ON_TWO_CORES = (Shard("1.7B", 4, 1, 1), Shard("1.7B", 32, 4, 1), TARGET)
 
-# rows of a prompt's chunk
+# rows of a prefill chunk
 CHUNKS = (128, 512, 2048)
-# the presets' longest rows: a whole model on one rank, and the target on the fewest that hold it
+# largest shards of the presets: 8B at tp 1, 32B at tp 4
 LONG_ROWS = (Shard("8B", 1, 4, 8), Shard("32B", 4, 4, 8))
 
 
 def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
-    """A prompt's products of a shard's layer: the MLP half, queries with keys and values, the output projection."""
+    """Prefill's products of a shard's layer: the MLP half, QKV, the output projection."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
     d, name = attention_dims(shard), f"{shard.model}-tp{shard.tp}-C{rows}"
     width, heads = (d.heads + 2 * d.kv_heads) * d.dim, d.heads * d.dim
-
-    def mlp() -> tuple[Any, ...]:
-        return normal((rows, hidden), BF16), normal((hidden,), BF16), packed(hidden, inner, 2), packed(inner, hidden)
+    mlp = partial(mlp_arguments, replace(shard, batch=1, candidates=rows))
 
     def qkv() -> tuple[Any, ...]:
         q, k = (normal((of * d.dim, hidden), BF16) for of in (d.heads, d.kv_heads))
@@ -165,7 +188,7 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
 
 
 def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
-    """The head of a pass: the logits of a rank's ids."""
+    """The head of a pass: logits of a rank's vocabulary shard."""
 
     def arguments() -> tuple[Any, ...]:
         return normal((rows, hidden), BF16), pack_head(normal((ids, hidden), BF16))
@@ -182,7 +205,7 @@ PROMPT_PRODUCTS = (
     *(case for shard in LONG_ROWS for case in prompt_cases(shard, 2048, lnc=2)),
 )
 
-# layers of a launch: of the target up to 16, of a draft up to all; `-alone`: without sums over ranks
+# layers of a launch: up to 16 of the target, all of a draft; `-alone`: without all-reduces
 DRAFTS_ON_TWO = (Shard("1.7B", 32, 4, 1), Shard("0.6B", 32, 4, 1))
 FEW_LAYERS = (
     *(layers_case(shard, count) for shard in (TARGET, *DRAFTS_ON_TWO) for count in (1, 2)),

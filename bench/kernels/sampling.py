@@ -1,4 +1,4 @@
-"""The cases of the sampling kernels: the rows of a step on a shard of the vocabulary, and on all of it."""
+"""Cases of the sampling kernels: the rows of a step on a shard of the vocabulary, and on the full vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nki_kernels.sampling.weights_above import weights_above_kernel
 
 VOCABULARY = 151936
 SHARD = VOCABULARY // 32
-# thresholds of one pass of the search: four bits of them
+# thresholds of one pass of the search, which finds four bits
 THRESHOLDS = 15
 FP32 = 4
 
@@ -35,8 +35,8 @@ def noise_arguments(rows: int, columns: int) -> tuple[Any, ...]:
     return *_generator(rows), _start(), columns, GUMBEL_DOMAIN
 
 
-def draw_arguments(rows: int, columns: int) -> tuple[Any, ...]:
-    """Arguments of coupled_sample_kernel: no row greedy, none filtered."""
+def sample_arguments(rows: int, columns: int) -> tuple[Any, ...]:
+    """Arguments of coupled_sample_kernel: no row is greedy or filtered."""
     logits, column = normal((rows, columns), FP32), np.ones((rows, 1), np.float32)
     return logits, logits.copy(), column, -1e38 * column, _start()
 
@@ -59,20 +59,9 @@ def _rows(kernel: Any, arguments: Any, cost: Any, rows: int, columns: int, lnc: 
     return Case(name, kernel, partial(arguments, rows, columns), partial(cost, rows, columns), lnc)
 
 
-def _noise(rows: int, columns: int, lnc: int = 1) -> Case:
-    return _rows(gumbel_noise_kernel, noise_arguments, roofline.gumbel_noise, rows, columns, lnc)
-
-
-def _draw(rows: int, columns: int, lnc: int = 1) -> Case:
-    return _rows(
-        coupled_sample_kernel, draw_arguments, partial(roofline.coupled_sample, itemsize=FP32), rows, columns, lnc
-    )
-
-
-def _above(rows: int, columns: int, lnc: int = 1) -> Case:
-    return _rows(
-        weights_above_kernel, above_arguments, partial(roofline.weights_above, itemsize=FP32), rows, columns, lnc
-    )
+_noise = partial(_rows, gumbel_noise_kernel, noise_arguments, roofline.gumbel_noise)
+_sample = partial(_rows, coupled_sample_kernel, sample_arguments, partial(roofline.coupled_sample, itemsize=FP32))
+_above = partial(_rows, weights_above_kernel, above_arguments, partial(roofline.weights_above, itemsize=FP32))
 
 
 def _accept(shards: int) -> Case:
@@ -80,10 +69,10 @@ def _accept(shards: int) -> Case:
     return Case(f"M{shards}-B4-N8", accept_drafts_kernel, partial(accept_arguments, shards, 4, 8), cost)
 
 
-# a step of B=4, N=8 on a shard at TP 32 on one core and on two, a pass of the draft, then whole vocabularies
+# a step of B 4, N 8 on a shard at TP 32 on one core and on two, a draft pass, then the full vocabulary
 SAMPLING = (
     *(_noise(32, SHARD, lnc) for lnc in (1, 2)), _noise(4, SHARD), _noise(8, VOCABULARY),
-    *(_draw(32, SHARD, lnc) for lnc in (1, 2)), _draw(4, SHARD), _draw(8, VOCABULARY),
+    *(_sample(32, SHARD, lnc) for lnc in (1, 2)), _sample(4, SHARD), _sample(8, VOCABULARY),
     *(_above(32, SHARD, lnc) for lnc in (1, 2)), _above(4, SHARD),
     _accept(32), _accept(64),
 )  # fmt: skip

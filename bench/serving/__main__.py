@@ -1,10 +1,9 @@
-"""`python -m bench.serving --demo` or `--baseline URL --speculative URL`: servers with and without drafts under load.
+"""`python -m bench.serving`: throughput and latency of servers with and without speculation under load.
 
 `vllm bench serve` sends each class of prompts to one server after the other, in random order in every round; every
-answer has as many tokens as --tokens says. `--demo` starts servers of the demo pair: the target without a drafter, the
-pair, and vLLM's own CPU engine on the target, all fp32 on one thread, whose CPU time per token is measured too. First
-the gate sends random requests to both of ours (`bench.gate`): where an answer differs no ratio is printed and the exit
-status is 1.
+output has --tokens tokens. `--demo` starts three servers on the CPU, fp32, one thread each: the demo target, the demo
+pair, and stock vLLM on the target; their CPU time per token is measured too. First the gate (`bench.gate`) sends random
+requests to our two servers: if an output differs, no ratio is printed and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 
 from bench import demo, gate
 from bench.demo import Prompt
-from bench.options import count, input_file, output_file, server_url, vllm_command
+from bench.options import command, count, input_file, output_file, server_url, vllm_command
 from bench.provenance import header, sentence, write_result
 from bench.serving.servers import Endpoint, serving
 from bench.table import markdown
@@ -33,7 +32,7 @@ from model.progress import each
 
 BASELINE, SPECULATIVE, STOCK = "baseline", "speculative", "stock vLLM"
 _K, _BATCH, _MAX_LEN, _LOAD_S = 7, 4, 512, 3600
-# of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
+# fields of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
 _TIMES = ("ttft", "tpot", "itl", "e2el")
 _FIGURES = ("output_throughput", *(f"{value}_{time}_ms" for time in _TIMES for value in ("median", "p99")))
 _LENGTH = "spec_decode_acceptance_length"
@@ -43,39 +42,43 @@ Rows = list[dict[str, Any]]
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__)
-    parser.add_argument("--demo", action="store_true", help="start servers of the demo pair")
-    parser.add_argument("--baseline", type=server_url, help="address of a server without drafts")
-    parser.add_argument("--speculative", type=server_url, help="address of a server with drafts")
-    parser.add_argument("--vllm", type=vllm_command, required=True, help="the command of an environment with vLLM")
-    parser.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
-    parser.add_argument("--tokenizer", default="", help="for the client; by default that of --model")
-    parser.add_argument("--drafter", default="chain", choices=demo.DRAFTERS, help="of the demo (default: chain)")
-    parser.add_argument("--prompts", type=input_file, help="a prompt a line (default: the demo's)")
-    parser.add_argument("--requests", type=count(), default=60, help="of each class, round and server (default: 60)")
-    parser.add_argument("--clients", type=count(), nargs="+", default=[1, 4], help="requests at once (default: 1 4)")
-    parser.add_argument("--rounds", type=count(), default=2, help="each in random order (default: 2)")
-    parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
-    parser.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")
-    parser.add_argument("--seed", type=count(0), default=0, help="of the orders and the gate")
-    parser.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="demo: bundles and logs")
-    parser.add_argument("--port", type=count(1024, 65000), default=8770, help="demo: the first of three")
-    parser.add_argument("--out", type=output_file, help="write the results here, JSON; accepted drafts in `tables`")
+    about = "Measure throughput and latency of servers with and without speculation; exit 1 if their tokens differ."
+    parser = command("bench.serving", about, "--demo --vllm .venv-serve/bin/vllm --requests 24")
+    servers = parser.add_argument_group("servers: two addresses, or the demo")
+    servers.add_argument("--baseline", type=server_url, help="address of a server without speculation")
+    servers.add_argument("--speculative", type=server_url, help="address of a server with speculation")
+    servers.add_argument("--model", default="m", help="name of the model at both servers (default: m)")
+    servers.add_argument("--vllm", type=vllm_command, required=True, help="the vllm command of an environment")
+    demo_group = parser.add_argument_group("servers of the demo pair")
+    demo_group.add_argument("--demo", action="store_true", help="start servers of the demo pair on this CPU")
+    demo_group.add_argument("--drafter", default="chain", choices=demo.DRAFTERS, help="default: chain")
+    demo_group.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="folder of bundles and logs")
+    demo_group.add_argument("--port", type=count(1024, 65000), default=8770, help="first of three (default: 8770)")
+    load = parser.add_argument_group("load")
+    load.add_argument("--prompts", type=input_file, help="file with one prompt per line (default: the demo's prompts)")
+    load.add_argument("--tokenizer", default="", help="tokenizer of the client (default: that of --model)")
+    load.add_argument("--requests", type=count(), default=60, help="per class, round and server (default: 60)")
+    load.add_argument("--clients", type=count(), nargs="+", default=[1, 4], help="concurrent requests (default: 1 4)")
+    load.add_argument("--rounds", type=count(), default=2, help="rounds in random order (default: 2)")
+    load.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
+    load.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")
+    load.add_argument("--seed", type=count(0), default=0, help="seed of the orders and the gate (default: 0)")
+    load.add_argument("--out", type=output_file, help="write the results to this JSON file, for bench.tune too")
     options = parser.parse_args(arguments)
     urls = [bool(options.baseline), bool(options.speculative)]
     if urls != [not options.demo] * 2:
-        raise UserError("two servers are compared; give --baseline URL and --speculative URL, or only --demo")
+        raise UserError("two servers are compared; give --baseline URL and --speculative URL, or --demo without them")
     if options.demo:
         options.tokenizer = str(demo.TARGET)
         python = options.vllm.parent / "python"
-        look = "import importlib.util as u; assert all(map(u.find_spec, ('vllm', 'pandas')))"
-        if not python.is_file() or subprocess.run([python, "-c", look], check=False, capture_output=True).returncode:
+        test = "import importlib.util as u; assert all(map(u.find_spec, ('vllm', 'pandas')))"
+        if not python.is_file() or subprocess.run([python, "-c", test], check=False, capture_output=True).returncode:
             raise UserError(f"the Python next to {options.vllm} lacks vLLM or pandas; run make serve-report")
     return options
 
 
 def demo_servers(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
-    """Servers of the demo pair and of its target, on ports from `options.port` on."""
+    """Start servers of the demo target, of target and drafter, and of stock vLLM, on ports from `options.port` on."""
     sizes = {"batch": _BATCH, "max_len": _MAX_LEN}
     pair = demo.bundle(options.folder / options.drafter, options.drafter, _K, **sizes)
     target = demo.bundle(options.folder / "target", "none", 0, **sizes)
@@ -91,8 +94,8 @@ def demo_servers(options: argparse.Namespace, stack: ExitStack) -> dict[str, End
     }
 
 
-def command(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> list[str]:
-    """One run of the public client over a file of prompts, greedy, so many requests at once."""
+def client(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> list[str]:
+    """The command of `vllm bench serve` over a file of prompts, greedy, with `clients` concurrent requests."""
     flags = {
         "backend": "openai", "endpoint": "/v1/completions", "base-url": endpoint.address, "model": endpoint.model,
         "tokenizer": options.tokenizer or endpoint.model, "dataset-name": "custom", "dataset-path": dataset,
@@ -105,38 +108,38 @@ def command(endpoint: Endpoint, dataset: Path, result: Path, clients: int, optio
 
 
 def figures(result: Path, requests: int) -> dict[str, Any]:
-    """The figures of a saved result; UserError unless every request was answered."""
+    """The figures of a saved result; UserError if a request has no answer."""
     try:
         value = json.loads(result.read_text(encoding="utf-8"))
-        answered, found = value["completed"], {name: value.get(name) for name in (*_FIGURES, _LENGTH, _STEPS, _SHARES)}
+        answered, row = value["completed"], {name: value.get(name) for name in (*_FIGURES, _LENGTH, _STEPS, _SHARES)}
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UserError(f"{result} is no result of vllm bench serve ({type(error).__name__}); run it again") from None
-    if answered != requests or None in (found[name] for name in _FIGURES):
+    if answered != requests or None in (row[name] for name in _FIGURES):
         raise UserError(f"vllm bench serve got {answered} of {requests} answers; see the server's log and run it again")
-    return found
+    return row
 
 
 def _run(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one run of the client, with the server's CPU time per token if it was started here."""
+    """The figures of one run of the client, and the CPU time per token of a server that was started here."""
     before = (endpoint.cpu_seconds(), endpoint.generated_tokens()) if endpoint.pid else (0.0, 0.0)
     result.unlink(missing_ok=True)
-    run = command(endpoint, dataset, result, clients, options)
+    run = client(endpoint, dataset, result, clients, options)
     try:
         done = subprocess.run(run, capture_output=True, text=True, timeout=_LOAD_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"{options.vllm} bench serve did not end well ({error}); check --vllm") from None
+        raise UserError(f"{options.vllm} bench serve failed ({error}); check --vllm") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise UserError(f"vllm bench serve failed: {reason}")
-    found = figures(result, options.requests)
+    row = figures(result, options.requests)
     if endpoint.pid:
         seconds, tokens = endpoint.cpu_seconds() - before[0], endpoint.generated_tokens() - before[1]
-        found["cpu_ms_per_token"] = 1e3 * seconds / tokens
-    return found
+        row["cpu_ms_per_token"] = 1e3 * seconds / tokens
+    return row
 
 
 def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: argparse.Namespace, folder: Path) -> Rows:
-    """A row for each round, class of prompts, number of clients and server."""
+    """One row for each round, class of prompts, number of clients and server."""
     rng, rows = random.Random(options.seed), Rows()
     cases = list(itertools.product(dict.fromkeys(p.entropy for p in prompts), options.clients))
     jobs = [(n, *case) for n in range(options.rounds) for case in rng.sample(cases, len(cases))]
@@ -153,44 +156,44 @@ def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: arg
 def summary(rows: Rows, identical: bool) -> Rows:
     """Medians over rounds of each class of prompts, number of clients and server.
 
-    `times` are medians over rounds of the tokens a second over those of the baseline and of stock vLLM, if our servers'
-    answers are identical.
+    `times` are medians over rounds of the throughput relative to the baseline and to stock vLLM, if the outputs of our
+    servers are identical.
     """
     by_case = {(r["prompts"], r["clients"], r["server"], r["round"]): r for r in rows}
-    found = Rows()
+    medians = Rows()
     for prompts, clients, name in sorted({key[:3] for key in by_case}):
-        own = [r for key, r in by_case.items() if key[:3] == (prompts, clients, name)]
-        row: dict[str, Any] = {"prompts": prompts, "clients": clients, "server": name, "rounds": len(own)}
+        runs = [r for key, r in by_case.items() if key[:3] == (prompts, clients, name)]
+        row: dict[str, Any] = {"prompts": prompts, "clients": clients, "server": name, "rounds": len(runs)}
         for figure in (*_FIGURES, _LENGTH, "cpu_ms_per_token"):
-            if values := [r[figure] for r in own if r.get(figure) is not None]:
+            if values := [r[figure] for r in runs if r.get(figure) is not None]:
                 row[figure] = round(statistics.median(values), 4)
         others = [other for other in (BASELINE, STOCK) if other != name] if identical else []
         for other in others:
-            pairs = [(r, by_case.get((prompts, clients, other, r["round"]))) for r in own]
+            pairs = [(r, by_case.get((prompts, clients, other, r["round"]))) for r in runs]
             ratios = [r["output_throughput"] / o["output_throughput"] for r, o in pairs if o]
             if ratios:
                 row[f"times {other}"] = round(statistics.median(ratios), 4)
-        found.append(row)
-    return found
+        medians.append(row)
+    return medians
 
 
 def accepted(rows: Rows, drafter: str) -> Rows:
-    """Tables for `bench.tune --traces`, from the steps that the server with drafts counted."""
+    """Tables for `bench.tune --traces`, from the steps that the speculative server counted."""
     tables = Rows()
     for prompts in dict.fromkeys(r["prompts"] for r in rows):
-        own = [r for r in rows if (r["prompts"], r["server"]) == (prompts, SPECULATIVE) and r.get(_SHARES)]
-        if steps := sum(r[_STEPS] for r in own):
-            columns = zip(*([share * r[_STEPS] for share in r[_SHARES]] for r in own), strict=True)
+        runs = [r for r in rows if (r["prompts"], r["server"]) == (prompts, SPECULATIVE) and r.get(_SHARES)]
+        if steps := sum(r[_STEPS] for r in runs):
+            columns = zip(*([share * r[_STEPS] for share in r[_SHARES]] for r in runs), strict=True)
             shares = [round(sum(column) / steps, 4) for column in columns]
             tables.append({"name": prompts, "draft": drafter, "steps": steps, "unconditional": shares})
     return tables
 
 
 def table(rows: Rows) -> str:
-    """A line for each row."""
+    """The rows as markdown."""
     figures_of = {"output_throughput": "tokens/s (wall)", "cpu_ms_per_token": "CPU ms a token",
                   "median_ttft_ms": "TTFT ms (wall)", "median_tpot_ms": "TPOT ms (wall)",
-                  _LENGTH: "tokens a step", f"times {BASELINE}": f"tokens/s, {BASELINE} = 1",
+                  _LENGTH: "tokens per step", f"times {BASELINE}": f"tokens/s, {BASELINE} = 1",
                   f"times {STOCK}": f"tokens/s, {STOCK} = 1"}  # fmt: skip
     return markdown(["prompts", "clients", "server", *figures_of.values()], [
         [r["prompts"], str(r["clients"]), r["server"], *(f"{r[f]:.2f}" if f in r else "" for f in figures_of)]
@@ -199,7 +202,7 @@ def table(rows: Rows) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Gate, load, table; exit 1 if the gate found a difference."""
+    """Gate, load, table; exit 1 if the gate sees a difference."""
     options, made_by = _options(arguments), header("wall")
     prompts, requests = demo.prompts_of(options.prompts), gate.questions(options.gate, options.seed)
     with ExitStack() as stack:
@@ -208,7 +211,7 @@ def main(arguments: list[str]) -> None:
         else:
             urls = {BASELINE: options.baseline, SPECULATIVE: options.speculative}
             endpoints = {name: Endpoint(url, options.model) for name, url in urls.items()}
-        gated = gate.of_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], requests, min(64, options.tokens))
+        gated = gate.compare_endpoints(endpoints[BASELINE], endpoints[SPECULATIVE], requests, min(64, options.tokens))
         runs = load(endpoints, prompts, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
     identical = not gated["differences"]
     rows = summary(runs, identical)

@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers: requests to an endpoint, and `vllm serve` on loopback with its tokens and CPU time."""
+"""OpenAI-compatible servers: requests to an endpoint, and `vllm serve` on loopback, its token count and CPU time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _GENERATED = re.compile(r"^vllm:generation_tokens_total\{.*\} (\S+)$", re.M)
 
 
 class Endpoint(NamedTuple):
-    """A server's address, without /v1, and its model's name; the process id if it was started here.
+    """A server's address without /v1, its model's name, and its process id if it was started here.
 
-    OPENAI_API_KEY is sent where it is set.
+    OPENAI_API_KEY is sent if it is set.
     """
 
     address: str
@@ -34,7 +34,7 @@ class Endpoint(NamedTuple):
     pid: int = 0
 
     def complete(self, prompt: str, params: Params, tokens: int) -> list[Any]:
-        """The new ids of a prompt, or the text's characters where the server returns no ids."""
+        """The new token ids of a prompt, or the characters of the output if the server returns no ids."""
         key = os.environ.get("OPENAI_API_KEY")
         body = {
             "model": self.model, "prompt": prompt, "max_tokens": tokens, "return_token_ids": True, "seed": params.seed,
@@ -52,15 +52,15 @@ class Endpoint(NamedTuple):
             ) from None
 
     def generated_tokens(self) -> float:
-        """Tokens that the server has generated since its start, by its own count."""
+        """Tokens that the server has generated since its start, from its metrics."""
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=_REQUEST_S) as response:
             return sum(map(float, _GENERATED.findall(response.read().decode())))
 
     def cpu_seconds(self) -> float:
-        """CPU time of the server's running processes."""
+        """CPU seconds of the server's running processes."""
         ticks, children = dict[int, int](), defaultdict[int, list[int]](list)
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            # one that has ended meanwhile
+            # a process may end meanwhile
             with suppress(OSError):
                 fields = stat.read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
                 children[int(fields[1])].append(int(stat.parent.name))
@@ -76,7 +76,7 @@ class Endpoint(NamedTuple):
 def serving(vllm: Path, port: int, arguments: Sequence[str], log: Path, **environment: str) -> Iterator[Endpoint]:
     """Start `vllm serve` on one thread without prefix caching and yield its endpoint once it answers.
 
-    Compiled graphs stay next to the log, for the next one that runs them.
+    Compiled graphs are cached next to the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {"JAX_COMPILATION_CACHE_DIR": str(log.parent.resolve() / "compiled")} | os.environ | _ONE_THREAD

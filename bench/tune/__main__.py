@@ -1,8 +1,9 @@
-"""`python -m bench.tune`: choose drafter, k, tp and batch for Qwen3-32B before anything is compiled.
+"""`python -m bench.tune`: compares drafters, k, tp, LNC and batch for Qwen3-32B before anything is compiled.
 
-Expected ms per token = (launch + the drafter's passes + one target pass over k + 1 rows) / expected tokens of a step.
-Passes are simulated from the kernels (nkisim) with a band; tokens are published, assumed, or those of --traces. Nothing
-here was measured on Trainium. `--article` compares the claims of AWS's article on speculative decoding with the model.
+Expected ms per token = (launch + drafter passes + one target pass over k + 1 rows) / expected tokens per step. Passes
+are simulated from the kernels (nkisim); acceptance is published, assumed, or from --traces. Nothing is measured on
+Trainium. A setup that does not fit a rank's HBM is left out. `--article` compares the claims of AWS's article on
+speculative decoding with this model.
 """
 
 from __future__ import annotations
@@ -10,45 +11,66 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import product
 
-from bench.options import count, input_file, milliseconds, output_file
+from bench.options import command, count, input_file, output_file, positive
 from bench.provenance import header, sentence
-from bench.tune import acceptance, article, choose
+from bench.tune import acceptance, article, choose, passes, picture
 from bench.tune.drafters import DRAFTERS, MAX_K, Setup
 from model.errors import UserError, run_cli
 from model.progress import each
+from nkisim.timeline.chip import CASES
+
+_TPS = (4, 8, 16, 32)
+# those of Qwen3-32B with a published record, and a smaller chain
+_DRAFTERS = ("none", "chain 1.7B", "chain 0.6B", "EAGLE-3", "DFlash")
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.tune", description=__doc__)
-    parser.add_argument("--traces", type=input_file, nargs="+", default=[], help="accepted drafts instead of published")
-    parser.add_argument("--trace-drafter", choices=DRAFTERS, help="read the traces as this drafter's")
-    parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS, help="to compare")
-    parser.add_argument("--tp", nargs="+", type=int, default=[32], choices=(4, 8, 16, 32), help="ranks (default: 32)")
-    parser.add_argument("--k", nargs="+", type=count(0, MAX_K), help="drafts of a step (default: the best)")
-    parser.add_argument("--batch", nargs="+", type=count(1, 64), default=[4], help="sequences at once (default: 4)")
-    parser.add_argument("--limit-ms", type=milliseconds, default=15.0, help="of a token, for the cheapest choice")
-    parser.add_argument("--article", action="store_true", help="print the article's claims instead")
-    parser.add_argument("--out", type=output_file, help="write the page here too")
+    about = "Compare setups of Qwen3-32B on Trainium2 in latency and cost by simulated passes and known acceptance."
+    parser = command("bench.tune", about, '--drafter "chain 1.7B" EAGLE-3 --tp 4 32 --lnc 2 --price 2.24')
+    names = f"drafters: {', '.join(DRAFTERS)} (default: none and those with a record for Qwen3-32B)"
+    setup = parser.add_argument_group("setups, all combinations of")
+    setup.add_argument("--drafter", nargs="+", default=_DRAFTERS, choices=DRAFTERS, metavar="NAME", help=names)
+    setup.add_argument("--k", nargs="+", type=count(0, MAX_K), help="drafts per step (default: the best of each setup)")
+    setup.add_argument("--tp", nargs="+", type=count(4, 32), default=_TPS, choices=_TPS, help="ranks (default: all)")
+    setup.add_argument("--lnc", nargs="+", type=count(1, 2), default=[1, 2], help="cores of a rank (default: 1 2)")
+    setup.add_argument("--batch", nargs="+", type=count(1, 64), default=[1, 4, 8, 16], help="(default: 1 4 8 16)")
+    setup.add_argument("--weights", default="bf16", choices=passes.WEIGHTS, help="dtype of the target's layers")
+    traces = parser.add_argument_group("acceptance")
+    traces.add_argument("--traces", type=input_file, nargs="+", default=[], metavar="FILE", help="of bench.tune.trace")
+    traces.add_argument("--trace-drafter", choices=DRAFTERS, metavar="NAME", help="drafter to which the traces apply")
+    page = parser.add_argument_group("page")
+    page.add_argument("--limit-ms", type=positive, default=15.0, help="latency limit of the cheapest (default: 15)")
+    page.add_argument("--price", type=positive, default=1.0, help="of a chip for an hour (default: 1, so chip-hours)")
+    page.add_argument("--band", action="store_const", const=CASES, default=CASES[1:2], help="add the band of constants")
+    page.add_argument("--article", action="store_true", help="print the article's claims instead")
+    page.add_argument("--out", type=output_file, help="write the page to this file too")
+    page.add_argument("--picture", type=output_file, help="SVG of the first workload, latency over cost")
     return parser.parse_args(arguments)
 
 
 def study(options: argparse.Namespace) -> list[choose.Row]:
-    """Every setup at its best k, or at each of `--k`, on each workload of its drafter."""
+    """A row for every setup that fits at its best k, or at each of `--k`, and workload of its drafter."""
     read = [known for file in options.traces for known in acceptance.read(file, options.trace_drafter)]
-    pairs = [
-        (Setup(drafter, tp, batch), known, k)
+    grid = (
+        Setup(*parts, options.weights) for parts in product(options.drafter, options.tp, options.batch, options.lnc)
+    )
+    fitting = [setup for setup in grid if setup.fits]
+    setups = dict.fromkeys(
+        (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if baseline else known)
         for known in (read or acceptance.KNOWN)
-        for drafter in options.drafter for tp in options.tp for batch in options.batch
-        if known.drafter in ("", drafter)
-        for k in options.k or (None,) if not k or choose.is_known(Setup(drafter, tp, batch), known, k)
-    ]  # fmt: skip
-    if not pairs:
-        raise UserError(
-            f"the traces are of {sorted({known.drafter for known in read})} and the study is of "
-            f"{options.drafter}; name the drafter of the traces by --trace-drafter"
-        )
-    return [choose.row(*pair) for pair in each(pairs, "simulating setups")]
+        if known.drafter in ("", *options.drafter) or set(options.drafter) == {"none"}
+        for setup in fitting
+        if (baseline := setup.drafter == "none") or known.drafter in ("", setup.drafter)
+    )
+    if all(setup.drafter == "none" for setup, _ in setups) and set(options.drafter) != {"none"}:
+        drafters = sorted({known.drafter for known in read})
+        raise UserError(f"the traces are of {drafters}; name the drafter of the traces by --trace-drafter")
+    rows = [(*pair, k) for pair in setups for k in options.k or (None,) if not k or choose.is_known(*pair, k)]
+    if not rows:
+        raise UserError(f"no drafter has a known acceptance and kernels for k {options.k} here; lower --k or --batch")
+    return [choose.row(*row, options.band, options.price) for row in each(rows, "simulating setups")]
 
 
 def main(arguments: list[str]) -> None:
@@ -58,8 +80,11 @@ def main(arguments: list[str]) -> None:
     if not page:
         rows = study(options)
         best = choose.table(choose.choices(rows, options.limit_ms), "workload", "goal")
-        every = choose.table(rows, "workload", "from")
+        every = choose.by_batch(rows) if len(options.batch) > 1 else choose.table(rows, "workload", "from")
         page = f"{sentence(made_by)}\n\n## Best choice\n\n{best}\n\n## Every setup\n\n{every}"
+        if options.picture:
+            seven = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)
+            options.picture.write_text(picture.draw(rows, seven), encoding="utf-8")
     if options.out:
         options.out.write_text(page + "\n", encoding="utf-8")
     print(page)

@@ -1,9 +1,10 @@
 """Microseconds of passes of Qwen3 on Trainium2, simulated from the kernels of a layer on nkisim's timeline.
 
-A pass is its embeddings, its layers, several a launch, both summed over the ranks as in a build, the head and the
-sampling of a token per row; taps are left out. Every time is at one end of the band of all uncertain constants: low,
-nominal or high. Simulated times stay in a file of the user's cache folder, named by a digest of the kernels, the
-simulator and the sizes of the models.
+A pass is embedding, layers (several per launch) with their all-reduces, head and sampling of one token per row; hidden
+states for drafters are not counted. A launch of L layers is extrapolated from one of `_LAYERS`: each further layer is
+the time between the last all-reduces of the first two. `end` selects the low, nominal or high end of the band of all
+uncertain constants. Simulated times are cached in a file of the user's cache folder, named by a digest of the kernels,
+the simulator and the sizes of the models.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -21,8 +23,8 @@ import model.config
 import nki_kernels
 import nkisim
 from bench.kernels.case import Case
-from bench.kernels.layer import BF16, Shard, attention_case, head_case, layers_case, mlp_case
-from bench.kernels.sampling import FP32, draw_arguments, noise_arguments
+from bench.kernels.layer import BF16, Shard, head_case, layers_case
+from bench.kernels.sampling import FP32, noise_arguments, sample_arguments
 from nki_kernels.roofline import Cost
 from nki_kernels.sampling.coupled_sample import coupled_sample_kernel
 from nki_kernels.sampling.gumbel_noise import gumbel_noise_kernel
@@ -34,12 +36,14 @@ from trnspec.bundle.spec import LAYERS
 
 # physical cores of a rank
 LNC = 2
-# launches through whose times a line is drawn: 2 layers are up to 3 % off it, these at most 1.1 % at 12 layers
-_LINE = (4, 6)
+# layers of the launch that is simulated; the second one prefetches the third's weights, as all but the last one do
+_LAYERS = 3
+# the launch of several layers by the dtype of their weights; embeddings, norms and head are bf16
+WEIGHTS: dict[str, Callable[..., Case]] = {"bf16": layers_case}
 # an execution of a graph with a collective of 32 ranks on a trn2.48xlarge (foxl-ai/kiln, docs/neuron-notes.md)
 _EXECUTION_US = 2500.0
-# a row's winner: its value and its id
-_WINNER_BYTES = 2 * FP32
+# a row's largest value and its id
+_ARGMAX_BYTES = 2 * FP32
 # Trainium2 with every uncertain constant at one end of its band
 CHIPS: dict[str, Chip] = {
     end: replace(TRN2, **{name: replace(c, value=c.at(end)) for name, c in TRN2.constants().items()})  # type: ignore
@@ -49,7 +53,7 @@ CHIPS: dict[str, Chip] = {
 
 @cache
 def cache_file() -> Path:
-    """The file of these sources."""
+    """The cache file for the present sources."""
     folders = [Path(str(package.__file__)).parent for package in (nki_kernels, nkisim, bench.kernels)]
     sources = [Path(str(model.config.__file__)), *(f for folder in folders for f in sorted(folder.rglob("*.py")))]
     digest = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sources)).hexdigest()
@@ -58,78 +62,75 @@ def cache_file() -> Path:
 
 
 @cache
-def _times() -> dict[str, dict[str, float]]:
-    """Microseconds by kernel case and end of the band."""
+def _times() -> dict[str, list[float]]:
+    """Cached microseconds of a kernel case and of one of its layers, by case and end of the band."""
     with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
         stored = json.loads(cache_file().read_text(encoding="utf-8"))
-        return {name: {end: float(times[end]) for end in CASES} for name, times in stored.items()}
+        return {name: [float(us), float(layer)] for name, (us, layer) in stored.items()}
     return {}
 
 
-def kernel_us(case: Case, end: str = "nominal") -> float:
-    """One launch of a kernel."""
-    times = _times()
-    if case.full_name not in times:
+def case_us(case: Case, end: str = "nominal") -> list[float]:
+    """One launch of a kernel, and one layer of a launch of several."""
+    times, name = _times(), f"{case.full_name} {end}"
+    if name not in times:
         events = case.recorded().events
-        times[case.full_name] = {at: schedule(events, CHIPS[at], band=False).latency_ns / 1e3 for at in CASES}
+        sums = [i for i, event in enumerate(events) if event.op == "all_reduce" and event.core == events[0].core]
+        for at in ("nominal",) if end == "nominal" else ("low", "high"):
+            timed = schedule(events, CHIPS[at], band=False)
+            layer = timed.end[sums[3]] - timed.end[sums[1]] if sums else 0.0
+            times[f"{case.full_name} {at}"] = [timed.latency_ns / 1e3, layer / 1e3]
         # without a cache folder the next run simulates again
         with suppress(OSError):
             cache_file().parent.mkdir(parents=True, exist_ok=True)
             partial_file = cache_file().with_suffix(f".{os.getpid()}")
             partial_file.write_text(json.dumps(times), encoding="utf-8")
             partial_file.replace(cache_file())
-    return times[case.full_name][end]
+    return times[name]
 
 
-def collective_us(ranks: int, size_bytes: float, end: str = "nominal") -> float:
-    """One collective by nkisim's law: a start, the hops between the ranks' chips, and a rate."""
-    return collective_ns(int(size_bytes), ranks, LNC, CHIPS[end].at("nominal")) / 1e3
+def kernel_us(case: Case, end: str = "nominal") -> float:
+    """One launch of a kernel."""
+    return case_us(case, end)[0]
 
 
-def read_us(size_bytes: float, end: str = "nominal") -> float:
-    """Bytes of HBM at the rate that a rank's cores stream them."""
+def collective_us(ranks: int, size_bytes: float, end: str = "nominal", lnc: int = LNC) -> float:
+    """One collective by nkisim's cost: start, hops between the ranks' chips, bandwidth."""
+    return collective_ns(int(size_bytes), ranks, lnc, CHIPS[end].at("nominal")) / 1e3
+
+
+def read_us(size_bytes: float, end: str = "nominal", lnc: int = LNC) -> float:
+    """The time to read bytes from HBM with a rank's cores."""
     chip = CHIPS[end]
-    rate = min(LNC * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
+    rate = min(lnc * chip.dma_engines.value * chip.dma_bytes_per_ns.value, chip.hbm_bytes_per_ns.value)
     return size_bytes / rate / 1e3
 
 
 def launch_us(end: str = "nominal") -> float:
-    """One launch of a graph: 0.8 ms by AWS's figure of a host's dispatch, 2.5 ms at the high end of the band."""
-    chip = CHIPS[end]
-    return _EXECUTION_US if end == "high" else (chip.host_dispatch_ns.value + chip.launch_ns.value) / 1e3
+    """One launch of a graph: 0.8 ms, AWS's figure for a host's dispatch; 2.5 ms at the high end of the band."""
+    return _EXECUTION_US if end == "high" else (CHIPS[end].host_dispatch_ns.value + CHIPS[end].launch_ns.value) / 1e3
 
 
-def layers_us(shard: Shard, end: str = "nominal") -> float:
-    """All layers, `LAYERS` a launch, sums over the ranks included: by a line through two launches."""
-    few, many = (kernel_us(layers_case(shard, n, LNC, summed=shard.tp > 1), end) for n in _LINE)
-    layer, number = (many - few) / (_LINE[1] - _LINE[0]), shard.config.num_hidden_layers
-    return -(-number // LAYERS) * (few - _LINE[0] * layer) + number * layer
+def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, weights: str = "bf16", count: int = 0) -> float:
+    """`count` layers (default: all) with their all-reduces, `LAYERS` per launch."""
+    several, layer = case_us(WEIGHTS[weights](shard, _LAYERS, lnc), end)
+    count = count or shard.config.num_hidden_layers
+    return -(-count // LAYERS) * (several - _LAYERS * layer) + count * layer
 
 
-def layer_us(shard: Shard, end: str = "nominal", attention: tuple[Case, ...] = ()) -> float:
-    """One layer in launches of its own, by default of both halves; cores join and ranks sum after each half."""
-    parts = (*(attention or [attention_case(shard, LNC)]), mlp_case(shard, LNC))
-    size_bytes = shard.rows * shard.config.hidden_size * BF16
-    sums = collective_us(shard.tp, size_bytes, end) + CHIPS[end].core_barrier_ns.value / 1e3
-    return sum(kernel_us(case, end) for case in parts) + 2 * sums
+def sampling_us(shard: Shard, vocabulary: int, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
+    """One token per row: noise unless a previous pass computed it, the sample of each shard, one all-gather."""
+    sizes, no_cost = (shard.rows, vocabulary // shard.tp), partial(Cost, 0, 0)
+    parts = {coupled_sample_kernel: sample_arguments} | ({gumbel_noise_kernel: noise_arguments} if noise else {})
+    cases = (Case("R{}-V{}".format(*sizes), kernel, partial(f, *sizes), no_cost, lnc) for kernel, f in parts.items())
+    # (value, id) of every rank
+    exchange = collective_us(shard.tp, shard.tp * shard.rows * _ARGMAX_BYTES, end, lnc)
+    return sum(kernel_us(case, end) for case in cases) + exchange
 
 
-def sampling_us(rows: int, vocabulary: int, tp: int, end: str = "nominal", noise: bool = True) -> float:
-    """A token per row: noise, unless another pass has made it, the choice on each shard, and one exchange."""
-    sizes, no_cost = (rows, vocabulary // tp), partial(Cost, 0, 0)
-    parts = {coupled_sample_kernel: draw_arguments} | ({gumbel_noise_kernel: noise_arguments} if noise else {})
-    cases = (Case("R{}-V{}".format(*sizes), kernel, partial(f, *sizes), no_cost, LNC) for kernel, f in parts.items())
-    # every rank's winners side by side
-    return sum(kernel_us(case, end) for case in cases) + collective_us(tp, tp * rows * _WINNER_BYTES, end)
-
-
-def embedding_us(shard: Shard, end: str = "nominal") -> float:
-    """The sum of the ranks' rows of the embedding, of which one rank has each."""
-    return collective_us(shard.tp, shard.rows * shard.config.hidden_size * BF16, end)
-
-
-def head_us(shard: Shard, end: str = "nominal", noise: bool = True) -> float:
-    """Logits of a pass and their sampling."""
-    config = shard.config
-    logits = kernel_us(head_case(shard.rows, config.hidden_size, config.vocab_size // shard.tp, LNC), end)
-    return logits + sampling_us(shard.rows, config.vocab_size, shard.tp, end, noise)
+def head_us(shard: Shard, end: str = "nominal", lnc: int = LNC, noise: bool = True) -> float:
+    """The head and the sampling of a pass; the head as at tp 32 for 32 rows and the time to read more (3 % off)."""
+    hidden, ids = shard.config.hidden_size, shard.config.vocab_size
+    few = ids // 32
+    more = read_us((ids // shard.tp - few) * hidden * BF16, end, lnc)
+    return kernel_us(head_case(32, hidden, few, lnc), end) + more + sampling_us(shard, ids, end, lnc, noise)

@@ -1,12 +1,11 @@
-"""`python -m bench.tune.trace`: which drafts of a step are accepted, by position, as `bench.tune --traces` reads it.
+"""`python -m bench.tune.trace`: measures accepted drafts by position, for `bench.tune --traces`.
 
-Prompts are served by `--bundle DIR`, by default by the demo target with each drafter at k 7, at T 0, at T 0.6 with
-top-p 0.95, and at T 1. A table's `unconditional` are the shares of all steps whose first n drafts were accepted.
+Prompts are served from each `--bundle`, by default from the demo target with each drafter at k 7, at temperature 0, at
+0.6 with top-p 0.95, and at 1. `unconditional` of a table are the shares of steps whose first n drafts are accepted.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from bench import demo
 from bench.demo import Prompt
-from bench.options import count, input_file, output_file
+from bench.options import command, count, input_file, output_file
 from bench.provenance import header, sentence, write_result
 from bench.table import markdown
 from model.errors import UserError, run_cli
@@ -29,7 +28,7 @@ SAMPLINGS = {0.0: Params(), 0.6: Params(0.6, top_p=0.95), 1.0: Params(1.0)}
 
 
 def tables(llm: LLM, name: str, prompts: Sequence[Prompt], tokens: int) -> Iterator[dict[str, Any]]:
-    """A row for each temperature and class of prompts."""
+    """One table for each temperature and class of prompts."""
     for temperature, params in SAMPLINGS.items():
         for entropy in dict.fromkeys(p.entropy for p in prompts):
             texts = [p.text for p in prompts if p.entropy == entropy]
@@ -44,21 +43,25 @@ def tables(llm: LLM, name: str, prompts: Sequence[Prompt], tokens: int) -> Itera
 
 
 def text(rows: Sequence[dict[str, Any]]) -> str:
-    """Tokens a step by k, from the shares."""
+    """Tokens per step by k, from the shares."""
     tokens = [list(accumulate(r["unconditional"], initial=1.0))[1:] for r in rows]
     cells = [[r["draft"], r["name"], ", ".join(f"{n:.2f}" for n in of_k)] for r, of_k in zip(rows, tokens, strict=True)]
-    return markdown(["drafter", "prompts", "tokens a step at k 1, 2, ..."], cells)
+    return markdown(["drafter", "prompts", "tokens per step at k 1, 2, ..."], cells)
 
 
 def main(arguments: list[str]) -> None:
-    """Print tokens a step."""
-    parser = argparse.ArgumentParser(prog="python -m bench.tune.trace", description=__doc__)
-    parser.add_argument("--bundle", type=Path, nargs="+", default=[], help="bundles of pairs")
-    parser.add_argument("--drafters", nargs="+", default=list(demo.DRAFTERS), choices=demo.DRAFTERS, help="of the demo")
-    parser.add_argument("--prompts", type=input_file, help="a prompt a line (default: the demo's)")
-    parser.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
-    parser.add_argument("--folder", type=Path, default=Path("bundles/trace"), help="for the demo's bundles")
-    parser.add_argument("--out", type=output_file, help="write the tables here, JSON")
+    """Print tokens per step."""
+    about = "Measure accepted drafts by position and tokens per step, for bench.tune --traces."
+    parser = command("bench.tune.trace", about, "--bundle bundles/demo --out trace.json")
+    pairs = parser.add_argument_group("what to measure: bundles, or drafters of the demo")
+    pairs.add_argument("--bundle", type=Path, nargs="+", default=[], help="bundles of a target and a drafter")
+    names = list(demo.DRAFTERS)
+    pairs.add_argument("--drafters", nargs="+", default=names, choices=names, metavar="NAME", help=", ".join(names))
+    pairs.add_argument("--folder", type=Path, default=Path("bundles/trace"), help="folder for the demo's bundles")
+    load = parser.add_argument_group("load")
+    load.add_argument("--prompts", type=input_file, help="file with one prompt per line (default: the demo's prompts)")
+    load.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
+    load.add_argument("--out", type=output_file, help="write the tables to this JSON file")
     options = parser.parse_args(arguments)
     prompts, made_by, rows = demo.prompts_of(options.prompts), header("wall"), list[dict[str, Any]]()
     folders = {str(folder): folder for folder in options.bundle} or {
@@ -72,7 +75,7 @@ def main(arguments: list[str]) -> None:
             rows += tables(llm, llm.bundle.spec.drafter if options.bundle else name, prompts, options.tokens)
     if options.out:
         write_result(options.out, made_by | {"tokens": options.tokens, "tables": rows})
-    print(f"{sentence(made_by)}; {options.tokens} new tokens; tokens a step.\n\n{text(rows)}")
+    print(f"{sentence(made_by)}; {options.tokens} new tokens; tokens per step.\n\n{text(rows)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Each NKI kernel at one small shape, through the seam that graphs launch it by, compared with the reference in torch.
+"""Each NKI kernel at one small shape, launched as in a graph, and compared with the reference in torch, in fp32.
 
-The reference has laws of its own, in fp64 (`nki_kernels/*/law.py`, `tests/model`). Everything is fp32.
+Tests compare the reference with the laws in fp64 (`nki_kernels/*/law.py`, `tests/model`).
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from nki_kernels.limits import SPARE_PAGES
 
 # sums of a few hundred terms, relative to the largest number
 _SUMS = 64 * float(np.finfo(np.float32).eps)
+_IDLE = 0
 _CONFIG = dataclasses.replace(
     PRESETS["Qwen/Qwen3-0.6B"], hidden_size=256, intermediate_size=192, num_attention_heads=2, num_key_value_heads=1,
     num_hidden_layers=3, vocab_size=64,
@@ -37,10 +38,10 @@ _CONFIG = dataclasses.replace(
 @torch.no_grad()
 def compare_kernel(name: str, out: Path) -> dict[str, Any]:
     """The largest error of a case on two cores; UserError for a result beyond its bound."""
-    nki, worst = make_context("nki", 1, EAGER, run_on_tensors, 3 if name == "decode_layers" else 1), 0.0
-    for at, (actual, expected) in enumerate(zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True)):
-        error = (actual.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
-        # NaN is no error that is at most a bound
+    nki, worst = make_context("nki", 1, EAGER, run_on_tensors, 3 if "decode_layers" in name else 1), 0.0
+    for at, (result, expected) in enumerate(zip(CASES[name](nki), CASES[name](ONE_RANK), strict=True)):
+        error = (result.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-30)
+        # true for NaN, too
         if not error <= (bound := _SUMS if expected.is_floating_point() else 0.0):
             raise UserError(f"result {at} is off by {error:.3g} of its largest number, and {bound:.3g} is its bound")
         worst = max(worst, float(error))
@@ -52,33 +53,40 @@ def _normal(seed: int, *shape: int, size: float = 1.0) -> Tensor:
 
 
 def _caches(heads: int, dim: int, layers: int) -> list[Cache]:
-    """Pools of the null block, four others, and the spare ones."""
+    """Pools of the null block, four other blocks, and the spare blocks."""
     shape, ends = (4, heads, KEY_TILE, dim), (0, 0, 0, 0, 0, 0, 1, SPARE_PAGES)
     pools = [torch.nn.functional.pad(_normal(i, *shape), ends) for i in range(6)]
     return [Cache(*pools[2 * i : 2 * i + 2]) for i in range(layers)]
 
 
 def _rows(first: list[int], count: int) -> AttentionMetadata:
-    table = 1 + torch.arange(4).int().reshape(len(first), -1)
-    return AttentionMetadata(torch.tensor(first).int()[:, None] + iota(count, table), table)
+    """Rows from these positions on; an idle slot has position 0 and no block."""
+    first_B1 = torch.tensor(first).int()[:, None]
+    table = torch.where(first_B1 == _IDLE, 0, 1 + torch.arange(4).int().reshape(len(first), -1))
+    return AttentionMetadata(first_B1 + iota(count, table), table)
 
 
 def _attention(ctx: Context, first: list[int], count: int) -> list[Tensor]:
-    """Rows of 4 query and 2 kv heads of 64, from these positions on."""
+    """Rows of 4 query and 2 kv heads of 64, from these positions on: output and pools without the spare blocks."""
     q, k, v = (_normal(i, len(first), heads, count, 64) for i, heads in enumerate((4, 2, 2), 10))
     out, cache = ctx.attention(q, k, v, _caches(2, 64, 1)[0], _rows(first, count))
-    return [out, *(pool[1:-SPARE_PAGES] for pool in cache)]
+    return [out, *(pool[:-SPARE_PAGES] for pool in cache)]
 
 
 def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
-    """Rows of ids, from these positions on, through the layers of a small model."""
+    """The same for the layers of a small model."""
     model = Qwen3(_CONFIG, ctx)
     for seed, (name, weight) in enumerate(model.named_parameters()):
         if weight.is_floating_point():
             weight.data = torch.ones(weight.shape) if "norm" in name else _normal(seed, *weight.shape, size=0.06)
     ids = (torch.arange(len(first) * count) % _CONFIG.vocab_size).int().reshape(len(first), count)
     x_BNE, caches, _ = ctx.fuse(model).hidden(ids, _caches(1, 128, 3), _rows(first, count))
-    return [x_BNE, *(pool[1:-SPARE_PAGES] for cache in caches for pool in cache)]
+    return [x_BNE, *(pool[:-SPARE_PAGES] for cache in caches for pool in cache)]
+
+
+def _idle_slots(ctx: Context) -> list[Tensor]:
+    """Batches with an idle slot, whose rows the kernels write to spare blocks only."""
+    return [*_attention(ctx, [_IDLE, 200], 3), *_layers(ctx, [30, _IDLE], 2)]
 
 
 def _samples(ctx: Context) -> list[Tensor]:
@@ -93,13 +101,13 @@ def _samples(ctx: Context) -> list[Tensor]:
 
 
 def _accept(ctx: Context) -> list[Tensor]:
-    """Three drafts that agree with the samples at 0, 2, 3 and 3 positions, the last sequence with a limit of 1."""
+    """0, 2 and 3 of 3 drafts equal the samples, and a limit of 1."""
     sampled = ShardArgmax(torch.zeros(1, 4, 4), torch.tensor([[[5, 6, 7, 8]] * 4]).int())
     drafts = torch.tensor([[9, 6, 7], [5, 6, 1], [5, 6, 7], [5, 6, 7]]).int()
     return list(ctx.accept(drafts, sampled, torch.tensor([3, 3, 3, 1]).int()))
 
 
-# by the kernels that a case launches, shortest programs first
+# the kernels that a case launches, after a label if there are several cases; shortest programs first
 CASES: dict[str, Callable[[Context], list[Tensor]]] = {
     "accept_drafts": _accept,
     "gumbel_noise, coupled_sample, weights_above": _samples,
@@ -108,4 +116,5 @@ CASES: dict[str, Callable[[Context], list[Tensor]]] = {
     "decode_attention, decode_mlp": partial(_layers, first=[30, 177], count=2),
     "decode_layers": partial(_layers, first=[30, 177], count=2),
     "prompt_product, prompt_mlp": partial(_layers, first=[50], count=256),
+    "idle slots: verify_attention, decode_layers": _idle_slots,
 }

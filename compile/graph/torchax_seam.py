@@ -26,5 +26,10 @@ for _source in Path(str(importlib.util.find_spec("torchax").origin)).parent.rglo
             setattr(_packet, _overload, f"aten.{_name}.{_overload} is not in this torch")
 
 from torchax import interop  # noqa: E402
+from torchax.ops import mappings  # noqa: E402
+
+# a graph's FP8 is trn2's, for which torch has no dtype (model/fp8.py)
+mappings.TORCH_DTYPE_TO_JAX[torch.float8_e4m3fn] = jax.numpy.dtype("float8_e4m3")
+mappings.JAX_DTYPE_TO_TORCH[jax.numpy.dtype("float8_e4m3")] = torch.float8_e4m3fn
 
 __all__ = ["interop"]

@@ -157,6 +157,12 @@ def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tupl
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
     """Target and drafter of a bundle's graphs, which share the traces of their layers."""
     ctx = make_context(
-        spec.kernels, spec.tp, TracedOps(spec.tp, spec.gather), launch_in_graph, spec.layers, spec.without
+        spec.kernels,
+        spec.tp,
+        TracedOps(spec.tp, spec.gather),
+        launch_in_graph,
+        spec.layers,
+        spec.without,
+        spec.weights == "fp8",
     )
     return make_pair(spec, drafting, ctx)

@@ -19,7 +19,7 @@ from model.weights import Packing, Weight, decoder_weights
 
 
 class Chain(Drafter):
-    """Drafts with k passes of a Qwen3; per-slot state: the id before the input id."""
+    """Drafts with k passes of a Qwen3; per-slot state: the K ids before the input id, K = 1."""
 
     name = "chain"
     config_type: ClassVar[type[Any] | None] = Qwen3Config
@@ -46,12 +46,17 @@ class Chain(Drafter):
         return torch.cat((ids_BT, *drafts_B1), 1), DraftState(caches, state.slots)
 
     def update(self, result: VerifyResult, state: DraftState) -> DraftState:
-        return state._replace(slots=(gather_rows(result.ids_BN.unsqueeze(-1), result.count_B1 - 1),))
+        (before_BK1,), count_B1 = state.slots, result.count_B1
+        ids_BJ1 = torch.cat((before_BK1, result.ids_BN.unsqueeze(-1)), 1)
+        return state._replace(slots=(gather_rows(ids_BJ1, count_B1 + iota(before_BK1.shape[1], count_B1)),))
 
     def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
         caches = self.model.hidden(chunk.ids_1S, state.caches, chunk.meta).caches
-        last_111 = gather_rows(chunk.ids_1S.unsqueeze(-1), chunk.length_1[:, None] - 1)
-        return DraftState(caches, (write_slot(state.slots[0], last_111, chunk.slot_1),))
+        (before_BK1,), ids_1S1 = state.slots, chunk.ids_1S.unsqueeze(-1)
+        count = before_BK1.shape[1]
+        # of a prompt shorter than K, the first entries are not used
+        last_1K = (chunk.length_1[:, None] - count + iota(count, chunk.length_1)).clamp(min=0)
+        return DraftState(caches, (write_slot(before_BK1, gather_rows(ids_1S1, last_1K), chunk.slot_1),))
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:

@@ -233,7 +233,7 @@ class DFlash(Chain):
         draft: Any = config_from_dict(layers | values, where, DFlashConfig, "DFlash draft")
         if draft.mask_id >= draft.vocab_size:
             last = draft.vocab_size - 1
-            raise UserError(f"{where} has mask_token_id {draft.mask_id}; the vocabulary ends at {last}")
+            raise UserError(f"{where} has mask_token_id {draft.mask_id}, ids are 0 to {last}; correct the checkpoint")
         return draft
 
     @classmethod

@@ -185,7 +185,7 @@ class Eagle3(Drafter):
         self, ids_BN: Tensor, count_B1: Tensor, next_B1: Tensor, states_BNF: Tensor, caches: list[Cache],
         meta: AttentionMetadata,
     ) -> tuple[Tensor, list[Cache]]:  # fmt: skip
-        """Runs the layer over all rows; row `count` - 1 embeds `next_B1`. Returns its output (B, 1, E) and the caches."""
+        """Runs the layer over all rows. Returns the output (B, 1, E) of row `count` - 1, which embeds `next_B1`."""
         shifted_BN = torch.cat((ids_BN[:, 1:], next_B1), 1)
         next_BN = torch.where(iota(ids_BN.shape[1], count_B1) == count_B1 - 1, next_B1, shifted_BN)
         x_BNE, caches = self.model.hidden(next_BN, self.model.feature(states_BNF), caches, meta)
@@ -197,7 +197,7 @@ class Eagle3(Drafter):
 
     @classmethod
     def config_from_hf(cls, raw: dict[str, Any], where: str, target: Qwen3Config) -> Any:
-        """Reads the speculators format (the layer in `transformer_layer_config`) or the original one (all at the root)."""
+        """Reads the speculators format (with `transformer_layer_config`) or the original one (all at the root)."""
         layer = raw.get("transformer_layer_config", raw)
         if not isinstance(layer, dict) or raw.get("speculators_model_type", "eagle3") != "eagle3":
             raise UserError(f"{where} describes no EAGLE-3 head; give the folder of one, or a different --drafter")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from model.config import Qwen3Config, config_from_dict
-from model.drafter import DraftState, PrefillChunk, StateSpec, StepRows, VerifyResult, write_slot
+from model.drafter import DraftState, StateSpec, StepRows
 from model.drafters.chain import Chain
 from model.errors import UserError
 from model.ops import gather_rows, iota
@@ -38,7 +38,7 @@ class MaskedConfig(Qwen3Config):
 
 
 class Parallel(Chain):
-    """Drafts with one pass of a Qwen3 with a mask token; per-slot state: the K ids before the input id."""
+    """Drafts with one pass of a Qwen3 with a mask token; K is the largest k of the bundle."""
 
     name = "parallel"
     config_type = MaskedConfig
@@ -62,19 +62,6 @@ class Parallel(Chain):
         logits_BkV = model.logits(gather_rows(x_BRE, input_row_B1 + iota(k, ids_BT)))
         drafts_Bk = model.sample(logits_BkV, params.rows(0, k, []), noise_BNV[:, :k]).token_ids()
         return torch.cat((ids_BT, drafts_Bk), 1), DraftState(caches, state.slots)
-
-    def update(self, result: VerifyResult, state: DraftState) -> DraftState:
-        (before_BK1,), count_B1 = state.slots, result.count_B1
-        ids_BJ1 = torch.cat((before_BK1, result.ids_BN.unsqueeze(-1)), 1)
-        return state._replace(slots=(gather_rows(ids_BJ1, count_B1 + iota(before_BK1.shape[1], count_B1)),))
-
-    def prefill(self, chunk: PrefillChunk, state: DraftState) -> DraftState:
-        caches = self.model.hidden(chunk.ids_1S, state.caches, chunk.meta).caches
-        (before_BK1,), ids_1S1 = state.slots, chunk.ids_1S.unsqueeze(-1)
-        max_k = before_BK1.shape[1]
-        # of a prompt shorter than K, the first entries are not used
-        last_1K = (chunk.length_1[:, None] - max_k + iota(max_k, chunk.length_1)).clamp(min=0)
-        return DraftState(caches, (write_slot(before_BK1, gather_rows(ids_1S1, last_1K), chunk.slot_1),))
 
     @classmethod
     def matches_config(cls, raw: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from model.cache import KEY_TILE, AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.context import Context, M
 from model.nki.filter_floor import best_logit, count_and_mass, filter_floor
-from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP, fuse
+from model.nki.fused_layer import PACKED_ATTENTION, PACKED_ATTENTION_FP8, PACKED_MLP, PACKED_MLP_FP8, fuse
 from model.nki.in_hlo import ATTENTION_KERNELS, IN_HLO, MLP_KERNELS
 from model.nki.launches import LAYERS, LNC, Argument, Launch, Launcher, Result, like, numbered, padded_table
 from model.ops import EAGER, Ops, iota
@@ -35,10 +35,11 @@ def no_launch(launch: Launch, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]
 
 
 def make_context(
-    name: str, tp: int, ops: Ops = EAGER, launch: Launcher = no_launch, layers: int = 1, without: tuple[str, ...] = ()
-) -> Context:
+    name: str, tp: int, ops: Ops = EAGER, launch: Launcher = no_launch, layers: int = 1,
+    without: tuple[str, ...] = (), fp8: bool = False,
+) -> Context:  # fmt: skip
     """The context for a build's `kernels`: "reference" (torch) or "nki"; the other arguments are `NkiContext`'s."""
-    return NkiContext(tp, ops, launch, layers, without) if name == "nki" else Context(tp, ops)
+    return NkiContext(tp, ops, fp8, launch, layers, without) if name == "nki" else Context(tp, ops, fp8)
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,12 @@ class NkiContext(Context):
         attention = full and config.head_dim == 128 and not ATTENTION_KERNELS.intersection(self.without)
         mlp = full and split and not MLP_KERNELS.intersection(self.without)
         head = pack_head if full and "prompt_product" not in self.without else None
-        return Packing(PACKED_ATTENTION if attention else {}, PACKED_MLP if mlp else {}, head)
+        fp8 = self.is_fp8(config)
+        tables = (PACKED_ATTENTION_FP8, PACKED_MLP_FP8) if fp8 else (PACKED_ATTENTION, PACKED_MLP)
+        return Packing(tables[0] if attention else {}, tables[1] if mlp else {}, head, fp8)
 
     def fuse(self, model: M) -> M:
-        return fuse(model, self, self.run, 1 if LAYERS in self.without else self.layers)
+        return fuse(super().fuse(model), self, self.run, 1 if LAYERS in self.without else self.layers)
 
     def run(
         self, kernel: str, arguments: tuple[Argument, ...], *results: Result, changed: tuple[int, ...] = ()
@@ -122,7 +125,7 @@ class NkiContext(Context):
             of_cores, first_R = (values, ids.float()), values[0] >= values[-1]
             parts.append(torch.stack([torch.where(first_R, t[0], t[-1]) for t in of_cores]))
         # one collective for scores and ids, which are exact in fp32
-        gathered = self.ops.all_gather(_marked(torch.cat(parts, 1), best_R).T, shard.rank_11)
+        gathered = self.ops.all_gather(_with_no_id(torch.cat(parts, 1), best_R).T, shard.rank_11)
         best = gathered.unflatten(-1, (-1, 2)).permute(1, 2, 0)
         return ShardArgmax(best[:, 0], best[:, 1].to(torch.int32))
 
@@ -145,12 +148,12 @@ class NkiContext(Context):
         if isinstance(params.filters, ApproxFilters):
             gather = functools.partial(self.ops.all_gather, rank_11=rank_11)
             best_R = best_logit(gather, logits_RV)
-            by = (1 / params.divisor_R, best_R)
-            sums = functools.partial(count_and_mass, gather, logits_RV, by, self._weights_above)
+            scale = (1 / params.divisor_R, best_R)
+            sums = functools.partial(count_and_mass, gather, logits_RV, scale, self._weights_above)
             floor_R = params.filters.floor(best_R, params.divisor_R, sums)
         else:
-            by_T = (params.divisor_R, params.filters)
-            floor_R = self.ops.jit(filter_floor, rank_11, logits_RV, by_T, weigh=self._weights_above)
+            filters = (params.divisor_R, params.filters)
+            floor_R = self.ops.jit(filter_floor, rank_11, logits_RV, filters, weigh=self._weights_above)
         return torch.where(params.filtering_R, floor_R, lowest_R)
 
     def _weights_above(
@@ -166,7 +169,7 @@ class NkiContext(Context):
         return torch.cat(parts)
 
 
-def _marked(best_2R: Tensor, logit_R: Tensor) -> Tensor:
+def _with_no_id(best_2R: Tensor, logit_R: Tensor) -> Tensor:
     """(2, R) this rank's best scores and ids. Rows with NaN or +inf have NO_ID with the highest score, so that it wins
     over all ranks; rows that are all -inf have NO_ID with the lowest score."""
     value_R = torch.where(logit_R <= NO_FLOOR, _LAST, _FIRST)

@@ -26,12 +26,12 @@ Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 Gather = Callable[[Tensor], Tensor]
 
 
-def filter_floor(ops: Ops, rank_11: Tensor, logits_RV: Tensor, by: tuple[Tensor, Filters], weigh: Weigh) -> Tensor:
+def filter_floor(ops: Ops, rank_11: Tensor, logits_RV: Tensor, params: tuple[Tensor, Filters], weigh: Weigh) -> Tensor:
     """(R,) fp32 cutoff: a row samples ids whose logit is at least this; NO_FLOOR for rows without filters.
 
-    `by`: the temperature and the filters. The cutoff is at most the row's best logit, whatever the rounding of masses.
+    `params`: temperature and filters. The cutoff is at most the row's best logit, whatever the rounding of masses.
     """
-    temperature, filters = by
+    temperature, filters = params
     gather = functools.partial(ops.all_gather, rank_11=rank_11)
     best = best_logit(gather, logits_RV)
     zero, infinity = torch.zeros_like(best), torch.full_like(best, float("inf"))
@@ -47,13 +47,13 @@ def filter_floor(ops: Ops, rank_11: Tensor, logits_RV: Tensor, by: tuple[Tensor,
 
 
 def count_and_mass(
-    gather: Gather, logits_RV: Tensor, by: tuple[Tensor, Tensor], weigh: Weigh, tried_RJ: Tensor
+    gather: Gather, logits_RV: Tensor, params: tuple[Tensor, Tensor], weigh: Weigh, tried_RJ: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(R, J) each: the number of ids above each threshold and their mass, in one launch of 2 R rows.
 
-    `by` is 1 / temperature and the best logit.
+    `params`: 1 / temperature and the best logit.
     """
-    inverse, best = by
+    inverse, best = params
     zero, rows = torch.zeros_like(best), logits_RV.shape[0]
     scale, bias = torch.cat((zero, inverse)), torch.cat((zero, -best * inverse))
     twice, floor = torch.cat((logits_RV, logits_RV)), torch.full_like(scale, NO_FLOOR)

@@ -4,6 +4,7 @@ Decode kernels support few rows, and several layers per launch, up to a tapped s
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
 from model.qwen3 import MLP, Attention
 from model.rope import Rotation, apply_rope
-from model.weights import Packed, pack_projections
-from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qkv
+from model.weights import Packed, pack_projections, scales_of
+from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.limits import CANDIDATES, ROWS
 
 PACKED_ATTENTION: Packed = {
@@ -27,6 +28,16 @@ PACKED_MLP: Packed = {
     "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up)),
     "down_packed": (("down_proj",), lambda down, dim: pack(down)),
 }
+# blocks of FP8 weights are narrower
+PACKED_ATTENTION_FP8: Packed = {
+    name: (parts, partial(pack, columns=FP8_COLUMNS)) for name, (parts, pack) in PACKED_ATTENTION.items()
+}
+PACKED_MLP_FP8: Packed = {
+    "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up, FP8_COLUMNS)),
+    "down_packed": (("down_proj",), lambda down, dim: pack(down, FP8_COLUMNS)),
+}
+# the places of keys and values among a layer's operands
+_CACHES = (8, 9)
 # (kernel, arguments, *results) -> tensors; see `NkiContext.run`
 Run = Callable[..., tuple[Tensor, ...]]
 
@@ -39,10 +50,10 @@ def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
     for layer in layers:
         if packing.attention and type(layer.self_attn) is Attention:
             layer.input_layernorm = DeferredNorm(layer.input_layernorm)
-            layer.self_attn = PackedAttention(layer.self_attn, layer.input_layernorm, run)
+            layer.self_attn = PackedAttention(layer.self_attn, layer.input_layernorm, packing.attention, run)
         if packing.mlp:
             layer.post_attention_layernorm = DeferredNorm(layer.post_attention_layernorm)
-            layer.mlp = PackedMLP(layer.mlp, layer.post_attention_layernorm, ctx.ops, run)
+            layer.mlp = PackedMLP(layer.mlp, layer.post_attention_layernorm, packing.mlp, (ctx.ops, run))
     if packing.head and isinstance(head := model.lm_head, Head):
         model.lm_head = PackedHead(head, packing.head, run)
     if max_layers > 1 and packing.attention and packing.mlp and isinstance(layers, Layers):
@@ -71,21 +82,21 @@ class PackedAttention(Attention):
     qkv_packed: nn.Parameter
     out_packed: nn.Parameter
 
-    def __init__(self, attention: Attention, norm: DeferredNorm, run: Run) -> None:
+    def __init__(self, attention: Attention, norm: DeferredNorm, table: Packed, run: Run) -> None:
         nn.Module.__init__(self)
         # in a tuple, so that torch does not register the norm as a child
         self.ctx, self.head_dim, self.run, self.norm = attention.ctx, attention.head_dim, run, (norm,)
         self.kv_features = len(attention.k_proj.weight)
-        pack_projections(self, attention, PACKED_ATTENTION, self.head_dim)
+        pack_projections(self, attention, table, self.head_dim)
 
     def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        vkq, kv = product(self.run, x_BNE, self.qkv_packed), self.kv_features
+        vkq, kv = self.product(x_BNE, "qkv_packed"), self.kv_features
         v, k, q = (self.split_heads(x) for x in (vkq[..., :kv], vkq[..., kv : 2 * kv], vkq[..., 2 * kv :]))
         return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v
 
     def key_value(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         kv = self.kv_features
-        vk = product(self.run, x_BNE, self.qkv_packed, -(-2 * kv // self.qkv_packed.shape[2]))
+        vk = self.product(x_BNE, "qkv_packed", -(-2 * kv // self.qkv_packed.shape[2]))
         v, k = (self.split_heads(x) for x in (vk[..., :kv], vk[..., kv : 2 * kv]))
         return apply_rope(self.k_norm(k), rope), v
 
@@ -94,13 +105,18 @@ class PackedAttention(Attention):
         if self.fits(x_BNE, meta):
             x_RE, norms = x_BNE.flatten(0, 1), (norm.weight, self.k_norm.weight, self.q_norm.weight)
             places = (meta.positions_BN, padded_table(meta, cache))
+            scales = scales_of(self, *PACKED_ATTENTION)
             arguments = (x_RE, *norms, self.qkv_packed, self.out_packed, *rope, *cache, *places, norm.eps)
-            part, keys, values = self.run("decode_attention", arguments, like(x_RE), changed=(8, 9))
+            scaled = (*arguments, scales) if scales else arguments
+            part, keys, values = self.run("decode_attention", scaled, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
         out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
         # the packed weight's input features are in the order D, H
         out_BNF = out_BHND.permute(0, 2, 3, 1).flatten(2)
-        return self.ctx.ops.all_reduce(product(self.run, out_BNF, self.out_packed)), cache
+        return self.ctx.ops.all_reduce(self.product(out_BNF, "out_packed")), cache
+
+    def product(self, x_BNK: Tensor, name: str, blocks: int = 0) -> Tensor:
+        return product(self.run, x_BNK, self.get_parameter(name), blocks, *scales_of(self, name))
 
     def fits(self, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
         """Whether the decode kernels support these rows: few and causal."""
@@ -109,9 +125,9 @@ class PackedAttention(Attention):
         return few and meta.attend_to_B1 is None
 
 
-def product(run: Run, x_BNK: Tensor, packed: Tensor, blocks: int = 0) -> Tensor:
-    """(B, N, F) rows times a packed weight, or times its first `blocks` blocks of columns."""
-    x_RK, first = x_BNK.flatten(0, 1), (blocks,) if blocks else ()
+def product(run: Run, x_BNK: Tensor, packed: Tensor, blocks: int = 0, *scale: Tensor) -> Tensor:
+    """(B, N, F) rows times a packed weight, or times its first `blocks` blocks of columns; an FP8 one has a scale."""
+    x_RK, first = x_BNK.flatten(0, 1), (blocks, *scale) if blocks or scale else ()
     result = like(x_RK)._replace(shape=(x_RK.shape[0], (blocks or packed.shape[0]) * packed.shape[2]))
     return run("prompt_product", (x_RK, packed, *first), result)[0].unflatten(0, x_BNK.shape[:2])
 
@@ -132,14 +148,18 @@ class PackedHead(nn.Module):
 class PackedMLP(nn.Module):
     """MLP with packed projections: one fused kernel, including the norm."""
 
-    def __init__(self, mlp: MLP, norm: DeferredNorm, ops: Ops, run: Run) -> None:
+    def __init__(self, mlp: MLP, norm: DeferredNorm, table: Packed, backend: tuple[Ops, Run]) -> None:
         super().__init__()
-        self.ops, self.run, self.norm = ops, run, (norm,)
-        pack_projections(self, mlp, PACKED_MLP)
+        (self.ops, self.run), self.norm = backend, (norm,)
+        pack_projections(self, mlp, table)
 
     def forward(self, x: Tensor) -> Tensor:
         (norm,), x_RE, kernel = self.norm, x.flatten(0, 1), "decode_mlp" if few_rows(x) else "prompt_mlp"
-        (part,) = self.run(kernel, (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps), like(x_RE))
+        arguments, scales = (
+            (x_RE, norm.weight, self.gate_up_packed, self.down_packed, norm.eps),
+            scales_of(self, *PACKED_MLP),
+        )
+        (part,) = self.run(kernel, (*arguments, scales) if scales else arguments, like(x_RE))
         return self.ops.all_reduce(part.reshape(x.shape))
 
 
@@ -160,8 +180,8 @@ class LayerGroup(nn.Module):
         layers = tuple(self._operands(layer, cache) for layer, cache in zip(self.layers, caches, strict=True))
         count, eps = len(layers[0]), self.layers[0].input_layernorm.eps
         arguments: tuple[Any, ...] = (x_RE, layers, *rope, *places, self.ops.groups, eps)
-        # the index of each cache among the tensors: argument 0 is x, a layer's last two operands are its caches
-        changed = tuple(count * (i + 1) + which - 1 for i in range(len(layers)) for which in (0, 1))
+        # the index of each cache among the tensors: argument 0 is x
+        changed = tuple(1 + count * i + which for i in range(len(layers)) for which in _CACHES)
         x_RE, *pools = self.run(LAYERS, arguments, like(x_RE), changed=changed)
         return x_RE.reshape(x_BNE.shape), [Cache(*pair) for pair in zip(pools[::2], pools[1::2], strict=True)]
 
@@ -170,7 +190,8 @@ class LayerGroup(nn.Module):
         attn, mlp = layer.self_attn, layer.mlp
         norms = (layer.input_layernorm.weight, attn.k_norm.weight, attn.q_norm.weight)
         packed = (layer.post_attention_layernorm.weight, mlp.gate_up_packed, mlp.down_packed)
-        return (*norms, attn.qkv_packed, attn.out_packed, *packed, *cache)
+        scales = scales_of(attn, *PACKED_ATTENTION) + scales_of(mlp, *PACKED_MLP)
+        return (*norms, attn.qkv_packed, attn.out_packed, *packed, *cache, *scales)
 
 
 class FusedLayers(Layers):

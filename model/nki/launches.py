@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.cache import KEY_TILE, AttentionMetadata, Cache
+from model.dtypes import FP8
 from model.errors import UserError
 from nki_kernels.limits import CHUNK, attention_limit_error
 
@@ -61,7 +62,8 @@ class Launch:
 
 def like(x: Tensor) -> Result:
     """The shape and dtype of a tensor."""
-    return Result(tuple(x.shape), str(x.dtype).removeprefix("torch."))
+    name = FP8.name if x.dtype == FP8.torch else str(x.dtype).removeprefix("torch.")
+    return Result(tuple(x.shape), name)
 
 
 def padded_table(meta: AttentionMetadata, cache: Cache, group_rows: int = 1) -> Tensor:

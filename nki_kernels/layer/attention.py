@@ -29,9 +29,11 @@ from nki_kernels.checks import (
     check_paged,
     check_rank,
     check_rows,
+    check_weights,
     launcher,
     refuse,
 )
+from nki_kernels.layer.channel_scale import channel_groups, scale_of
 from nki_kernels.layer.core_split import CoreExchange, CoreSplit
 from nki_kernels.layer.kv_stationary_attention import attend, begin, begin_pack
 from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
@@ -60,10 +62,17 @@ class Sequences(nl.NKIObject):
         if self.split.count > 0:
             self.plan = AttentionPlan(self.shape, pool, positions_BN, block_table_BL, self.split.attended)
 
-    def packed(self, qkv, out, layer):
-        """A layer's packed QKV and output weights with this core's blocks."""
-        qkv_weight = PackedWeight(f"qkv {layer}", qkv, self.split.qkv_blocks(qkv), row_splits(qkv.shape[1]))
-        return qkv_weight, PackedWeight(f"out {layer}", out, self.split.out_blocks(out))
+    def packed(self, qkv, out, layer, scales):
+        """A layer's packed QKV and output weights with this core's blocks; `scales` are those of FP8 weights."""
+        blocks, splits = self.split.qkv_blocks(qkv), row_splits(qkv.shape[1])
+        qkv_weight = PackedWeight(f"qkv {layer}", qkv, blocks, splits, scale_of(scales, 0))
+        return qkv_weight, PackedWeight(f"out {layer}", out, self.split.out_blocks(out), 1, scale_of(scales, 1))
+
+
+def load_attention_scales(weights, dim):
+    """Load the scales of packed FP8 QKV, a group a head, and of the output projection."""
+    weights[0].load_scale(weights[0].columns // dim)
+    weights[1].load_scale(channel_groups(weights[1].columns))
 
 
 class AttentionHalf(nl.NKIObject):
@@ -73,7 +82,7 @@ class AttentionHalf(nl.NKIObject):
         self.qkv = weights[0]
         self.out = weights[1]
         self.rotary = rotary
-        self.exchange = CoreExchange(sequences.split, sequences.shape, sequences.kv_heads, weights[0].tensor.dtype)
+        self.exchange = CoreExchange(sequences.split, sequences.shape, sequences.kv_heads, pools[0].dtype)
         self.k_norm = HeadNorm(norms_1D[0], rotary)
         self.q_norm = HeadNorm(norms_1D[1], rotary)
         # None on a core that attends no sequence
@@ -129,17 +138,29 @@ class AttentionHalf(nl.NKIObject):
         for block in range(self.qkv.blocks[0], self.qkv.blocks[1]):
             product, head = WeightStationary(rows.scaled_PTR, dim, width, False), block * width
             accumulate(stream, self.qkv, [product])
-            values, normed = min(max(kv_heads - head, 0), width), []
+            values, normed, scales = min(max(kv_heads - head, 0), width), [], []
             for i in range(width):
                 psum_DR, target = product.psum[i][:, 0, :], heads_DHR[:, head + i, :]
                 if i < values:
                     inv_rms_PR = rows.inv_rms_all_partitions()
-                    nisa.tensor_tensor(dst=target, data1=psum_DR, data2=inv_rms_PR, op=nl.multiply)
+                    self.store_values(target, psum_DR, inv_rms_PR, block, i)
                 else:
                     normed.append(psum_DR)
+                    if self.qkv.is_fp8():
+                        scales.append(self.qkv.channels.of_group(block, i))
             if values < width:
                 spans = self.spans(head + values, head + width, heads_DHR)
-                norm_and_rotate(normed, spans, self.rotary, rows.eps_scaled())
+                norm_and_rotate(normed, scales, spans, self.rotary, rows.eps_scaled())
+
+    def store_values(self, target, psum_DR, inv_rms_PR, block, i):
+        """Values of head `i` of a block: the product, times its scale if any, times 1 / rms."""
+        if self.qkv.is_fp8():
+            scale_D1 = self.qkv.channels.of_group(block, i)
+            nisa.scalar_tensor_tensor(
+                dst=target, data=psum_DR, op0=nl.multiply, operand0=scale_D1, op1=nl.multiply, operand1=inv_rms_PR
+            )
+        else:
+            nisa.tensor_tensor(dst=target, data1=psum_DR, data2=inv_rms_PR, op=nl.multiply)
 
     def spans(self, first, last, heads_DHR):
         """The spans of norm_and_rotate for the heads `first` to `last`: k heads, q heads."""
@@ -155,9 +176,9 @@ class AttentionHalf(nl.NKIObject):
 
 @nki.jit
 def decode_attention_kernel(
-    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
+    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6, scales=None
 ):
-    """Return out in x's dtype; the pools change in place."""
+    """Return out in x's dtype; the pools change in place. `scales` (qkv's, out's) are those of FP8 weights."""
     out_RE = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     sequences = Sequences(qkv, out_weight, k_pages, positions, block_table)
     if sequences.rows > 0:
@@ -165,9 +186,10 @@ def decode_attention_kernel(
         first, count = sequences.first_row, sequences.rows
         gamma_PT, residual = load_gamma(gamma, x.dtype), ResidualRows(x, first, count)
         rows, rotary = rmsnorm(residual.transposed(), gamma_PT, eps), Rotary((cos, sin), first, count)
-        norms_1D, weights = (load_norm(k_norm), load_norm(q_norm)), sequences.packed(qkv, out_weight, 0)
+        norms_1D, weights = (load_norm(k_norm), load_norm(q_norm)), sequences.packed(qkv, out_weight, 0, scales)
         half = AttentionHalf(sequences, weights, norms_1D, (k_pages, v_pages), rotary)
         qkv_stream, out_stream = WeightStream(weights[0].tiles(True)), WeightStream(weights[1].tiles(True))
+        load_attention_scales(weights, P)
         qkv_stream.prefetch()
         half.prefetch_keys()
         half.attend_and_project(out_RE, rows, qkv_stream, out_stream)
@@ -175,7 +197,7 @@ def decode_attention_kernel(
 
 
 def check_operands(
-    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6
+    x, gamma, k_norm, q_norm, qkv, out_weight, cos, sin, k_pages, v_pages, positions, block_table, eps=1e-6, scales=None
 ):
     """Refuse operands that the kernel cannot serve."""
     check_rows(x, gamma)
@@ -197,7 +219,8 @@ def check_operands(
     check("positions", positions, (batch, rows // batch), INT32, "pass the position of each row of x")
     consecutive = np.array_equal(positions, np.asarray(positions)[:, :1] + np.arange(count))
     refuse(not consecutive, "positions of a sequence are not consecutive: pass the rows of one pass")
-    check_floats(x, gamma, k_norm, q_norm, qkv, out_weight, k_pages, v_pages)
+    check_floats(x, gamma, k_norm, q_norm, k_pages, v_pages)
+    check_weights(x, ("qkv", "out_weight"), (qkv, out_weight), scales)
     for name, table in (("cos", cos), ("sin", sin)):
         check(name, table, (batch, count, dim // 2), FP32, "make it with law.rope_tables")
 

@@ -9,8 +9,8 @@ the row-major layout there suits both the producer (rows on partitions) and the 
 half-layer kernels with an all-reduce that adds as the collective does, for any L.
 
 Layouts: x and out (R, E); layers is a tuple of L tuples: gamma (E,), k_norm and q_norm (D,), qkv, out, the MLP's gamma
-(E,), gate_up, down, k_pages and v_pages; cos, sin, positions and block_table as decode_attention; groups are the
-lists of ranks that sum, or None for one rank.
+(E,), gate_up, down, k_pages and v_pages, and with FP8 weights the scales of qkv, out, gate_up and down; cos, sin,
+positions and block_table as decode_attention; groups are the lists of ranks that sum, or None for one rank.
 Cost: weights and caches once (roofline.decode_layers), 2 L collectives; against single launches of its halves this
 saves 4 to 5 % for 32B and 1.7B (simulated). Design: docs/kernels.md. Launched by every step with D 128.
 """
@@ -21,14 +21,14 @@ import nki.language as nl
 from nki.collectives import ReplicaGroup, all_reduce
 
 from nki_kernels.checks import check_mlp, launcher
-from nki_kernels.layer.attention import AttentionHalf, Sequences
+from nki_kernels.layer.attention import AttentionHalf, Sequences, load_attention_scales
 from nki_kernels.layer.attention import check_operands as check_attention
 from nki_kernels.layer.mlp import MLPHalf
 from nki_kernels.layer.projections import project
 from nki_kernels.layer.qk_norm_rope import Rotary, load_norm
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm
 from nki_kernels.layer.weight_stream import WeightStream
-from nki_kernels.tiles import absent, preload_act_table, this_core
+from nki_kernels.tiles import P, absent, preload_act_table, this_core
 
 # bytes per partition of a weight tile: short, so that rows, sums and keys, which engines wait for, are loaded soon
 SHORT_BYTES = 2048
@@ -43,9 +43,13 @@ class LayerOperands(nl.NKIObject):
     def __init__(self, tensors, sequences, layer):
         self.gamma = tensors[0]
         self.norms = (tensors[1], tensors[2])
-        self.weights = sequences.packed(tensors[3], tensors[4], layer)
+        # of FP8 weights: of qkv and out, and of the MLP's
+        scales = (None, None)
+        if len(tensors) > 10:
+            scales = ((tensors[10], tensors[11]), (tensors[12], tensors[13]))
+        self.weights = sequences.packed(tensors[3], tensors[4], layer, scales[0])
         self.mlp_gamma = tensors[5]
-        self.mlp = MLPHalf(tensors[6], tensors[7], layer)
+        self.mlp = MLPHalf(tensors[6], tensors[7], layer, scales[1])
         self.pools = (tensors[8], tensors[9])
         # prefetch_norms: of rows (128, E / 128), of keys and queries (1, D)
         self.gamma_PT = None
@@ -62,6 +66,9 @@ class LayerOperands(nl.NKIObject):
         self.gamma_PT = load_gamma(self.gamma, dtype)
         self.norms_1D = (load_norm(self.norms[0]), load_norm(self.norms[1]))
         self.mlp_gamma_PT = load_gamma(self.mlp_gamma, dtype)
+        load_attention_scales(self.weights, P)
+        if not self.mlp.is_idle:
+            self.mlp.load_scales()
 
     def prefetch_attention(self, sequences, rotary, ahead):
         """The attention half; issues its first keys, `ahead` bytes per partition. None on a core without heads."""
@@ -139,9 +146,11 @@ def decode_layers_kernel(x, layers, cos, sin, positions, block_table, groups, ep
 
 def check_operands(x, layers, cos, sin, positions, block_table, groups, eps=1e-6):
     """Refuse operands that the kernel cannot serve."""
-    for gamma, k_norm, q_norm, qkv, out, mlp_gamma, gate_up, down, *pools in layers:
-        check_attention(x, gamma, k_norm, q_norm, qkv, out, cos, sin, *pools, positions, block_table)
-        check_mlp(x, mlp_gamma, gate_up, down)
+    for gamma, k_norm, q_norm, qkv, out, mlp_gamma, gate_up, down, *others in layers:
+        pools, scales = others[:2], (others[2:4] or None, others[4:] or None)
+        places = (cos, sin, *pools, positions, block_table, eps, scales[0])
+        check_attention(x, gamma, k_norm, q_norm, qkv, out, *places)
+        check_mlp(x, mlp_gamma, gate_up, down, scales[1])
 
 
 decode_layers = launcher(decode_layers_kernel, check_operands)

@@ -13,6 +13,8 @@ import torch
 
 # columns of a block: tiles.BANK, but a part of the stored layout, which recipes hash with this file
 BANK = 512
+# and of FP8 weights, two groups of 128 channels: each is a PSUM bank, and several blocks have to fit
+FP8_COLUMNS = 256
 
 
 def block_width(features: int, max_width: int = BANK) -> int:
@@ -31,9 +33,9 @@ def block_width(features: int, max_width: int = BANK) -> int:
     return features // count
 
 
-def pack(weight: Any) -> Any:
-    """(out, in) as (blocks, in, C)."""
-    return _in_blocks(weight, block_width(len(weight)))
+def pack(weight: Any, columns: int = BANK) -> Any:
+    """(out, in) as (blocks, in, C), C at most `columns`."""
+    return _in_blocks(weight, block_width(len(weight), columns))
 
 
 def _in_blocks(weight: Any, width: int) -> Any:
@@ -48,10 +50,10 @@ def pack_head(weight: Any, dim: int = 0) -> Any:
     return _in_blocks(_joined([weight, padding], 0), width)
 
 
-def pack_gate_up(gate: Any, up: Any) -> Any:
+def pack_gate_up(gate: Any, up: Any, columns: int = BANK) -> Any:
     """Two (I, in) weights as (blocks, in, 2 C): a block holds the same C features of both."""
     inner, depth = gate.shape
-    width = block_width(inner, BANK // 2)
+    width = block_width(inner, columns // 2)
     count = inner // width
     both = _joined([w.reshape(count, width, depth) for w in (gate, up)], 1)
     return _contiguous(both.swapaxes(1, 2))
@@ -65,17 +67,19 @@ def _contiguous(array: Any) -> Any:
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.contiguous()
 
 
-def pack_qkv(q: Any, k: Any, v: Any, dim: int) -> Any:
+def pack_qkv(q: Any, k: Any, v: Any, dim: int, columns: int = BANK) -> Any:
     """Three (heads * D, in) weights as (blocks, in, C): heads in the order v, k, q, full heads in a block."""
     features, depth = q.shape[0] + 2 * k.shape[0], q.shape[1]
     heads = features // dim
-    width = max([n for n in range(1, max(1, BANK // dim) + 1) if heads % (2 * n) == 0], default=1)
+    width = max([n for n in range(1, max(1, columns // dim) + 1) if heads % (2 * n) == 0], default=1)
     joined = _joined([v, k, q], 0)
     return _contiguous(joined.reshape(heads // width, width * dim, depth).swapaxes(1, 2))
 
 
-def pack_out(weight: Any, dim: int) -> Any:
-    """The output projection (out, H * D) as (blocks, D * H, C), the inputs in the order D, H."""
+def pack_out(weight: Any, dim: int, columns: int = BANK) -> Any:
+    """The output projection (out, H * D) as (blocks, D * H, C), the inputs in the order D, H; or scales (out, 1)."""
     out, depth = weight.shape
+    if depth == 1:
+        return pack(weight, columns)
     by_dim = weight.reshape(out, depth // dim, dim).swapaxes(1, 2)
-    return pack(_contiguous(by_dim).reshape(out, depth))
+    return pack(_contiguous(by_dim).reshape(out, depth), columns)

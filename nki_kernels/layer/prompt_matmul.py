@@ -18,7 +18,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.checks import check_floats, check_mlp, check_packed, check_rank, dtype_of, launcher, refuse
+from nki_kernels.checks import check_mlp, check_packed, check_rank, check_weights, dtype_of, launcher, refuse
+from nki_kernels.layer.channel_scale import load_scale_rows, scale_of, scaled
 from nki_kernels.layer.mlp import swiglu
 from nki_kernels.layer.rmsnorm_rows import RMSNormRows, load_gamma, row_splits
 from nki_kernels.layer.weight_stream import (
@@ -140,7 +141,7 @@ def project_tiles(out_CE, stream, weight, x, tiles, following):
     start, columns = weight.blocks[0], weight.columns
     blocks = weight.blocks[1] - start
     for b in range(start, weight.blocks[1]):
-        block, products = [], []
+        block, products, scale_PC = [], [], load_scale_rows(weight.scale, b)
         if weight.k_tiles > DEEP:
             products = row_products(weight, x)
             accumulate(stream, weight, products)
@@ -152,7 +153,11 @@ def project_tiles(out_CE, stream, weight, x, tiles, following):
             else:
                 psum_RC = multiply(block, weight, x[i])
             rounded_RC, row = nl.ndarray(psum_RC.shape, dtype=out_CE.dtype), tiles[i].first
-            nisa.tensor_copy(dst=rounded_RC, src=psum_RC, engine=alternate_engine(i))
+            if weight.is_fp8():
+                scale_RC = scale_PC[0 : tiles[i].rows]
+                nisa.tensor_tensor(dst=rounded_RC, data1=psum_RC, data2=scale_RC, op=nl.multiply)
+            else:
+                nisa.tensor_copy(dst=rounded_RC, src=psum_RC, engine=alternate_engine(i))
             dma_static(out_CE[row : row + tiles[i].rows, b * columns : (b + 1) * columns], rounded_RC)
         for j in range(len(following)):
             if start + j * blocks // len(following) == b:
@@ -163,16 +168,16 @@ def project_tiles(out_CE, stream, weight, x, tiles, following):
 
 
 @nki.jit
-def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
-    """Return out (C, E) in x's dtype."""
+def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6, scales=None):
+    """Return out (C, E) in x's dtype; `scales` (gate_up's, down's) are those of FP8 weights."""
     count, hidden = x.shape
     width, inner = gate_up.shape[2] // 2, down.shape[1]
     out_CE = nl.ndarray((count, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     # a first group of one tile: matmuls begin before more rows are loaded and transposed
     groups = groups_of(x, load_gamma(gamma, x.dtype), 1, inner, core_slice(-(-count // P)))
     preload_act_table(nl.silu)
-    both = PackedWeight("gate_up", gate_up, (0, gate_up.shape[0]), row_splits(hidden))
-    last = PackedWeight("down", down, (0, down.shape[0]))
+    both = PackedWeight("gate_up", gate_up, (0, gate_up.shape[0]), row_splits(hidden), scale_of(scales, 0))
+    last = PackedWeight("down", down, (0, down.shape[0]), 1, scale_of(scales, 1))
     stream = stream_for(groups, (both, last))
     for g in range(len(groups) - 1):
         begin(groups, g, stream)
@@ -181,9 +186,9 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
             tile.normed = RMSNormRows(tile.x_PTR, tile.squares_PR, eps)
             tile.gated_RI = nl.ndarray((tile.rows, inner), dtype=x.dtype)
         for b in range(gate_up.shape[0]):
-            block = next_block(stream, both)
+            block, scale_PC = next_block(stream, both), load_scale_rows(both.scale, b)
             for tile in groups[g]:
-                psum_RC = multiply(block, both, tile.x_PTR)
+                psum_RC = scaled(multiply(block, both, tile.x_PTR), scale_PC)
                 swiglu(tile.gated_RI[:, b * width : (b + 1) * width], psum_RC, tile.normed.inv_rms())
         for tile in groups[g]:
             gated.append(transpose_rows(tile.gated_RI))
@@ -192,8 +197,8 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6):
 
 
 @nki.jit
-def prompt_product_kernel(x, weight, first=0):
-    """Return out (C, blocks * W) in x's dtype."""
+def prompt_product_kernel(x, weight, first=0, scale=None):
+    """Return out (C, blocks * W) in x's dtype; `scale` is that of an FP8 weight."""
     blocks, _, columns = weight.shape
     if first > 0:
         blocks = first
@@ -203,7 +208,7 @@ def prompt_product_kernel(x, weight, first=0):
     if tiles == 1:
         row_span, block_span = (0, 1), core_slice(blocks)
     groups = groups_of(x, None, GROUP, 0, row_span)
-    packed = PackedWeight("weight", weight, block_span, row_splits(x.shape[1]))
+    packed = PackedWeight("weight", weight, block_span, row_splits(x.shape[1]), scale)
     stream = stream_for(groups, (packed,))
     for g in range(len(groups) - 1):
         begin(groups, g, stream)
@@ -225,19 +230,19 @@ def check_depth(x):
     )
 
 
-def check_prompt_mlp(x, gamma, gate_up, down, eps=1e-6):
+def check_prompt_mlp(x, gamma, gate_up, down, eps=1e-6, scales=None):
     """Refuse operands that prompt_mlp_kernel cannot serve."""
     check_depth(x)
-    check_mlp(x, gamma, gate_up, down)
+    check_mlp(x, gamma, gate_up, down, scales)
     inner, limit = down.shape[1], PROMPT_INNER[dtype_of(x) == "float32"]
     refuse(inner > limit, f"an intermediate row has {inner} elements of {x.dtype}, up to {limit} are served: raise tp")
 
 
-def check_prompt_product(x, weight, first=0):
+def check_prompt_product(x, weight, first=0, scale=None):
     """Refuse operands that prompt_product_kernel cannot serve."""
     check_depth(x)
     check_packed("weight", weight, x.shape[1], None, "pack_weights")
-    check_floats(x, weight)
+    check_weights(x, ("weight",), (weight,), None if scale is None else (scale,))
     blocks = weight.shape[0]
     refuse(not 0 <= first <= blocks, f"first is {first}, the weight has {blocks} blocks: pass 0 for all of them")
 

@@ -58,8 +58,8 @@ def transposed_angles(table, first, rows):
     return angles_DR
 
 
-def norm_and_rotate(psum, spans, rotary, eps_PR):
-    """Normalize and rotate transposed heads, each in PSUM (D, R), which a copy frees early.
+def norm_and_rotate(psum, scales, spans, rotary, eps_PR):
+    """Normalize and rotate transposed heads, each in PSUM (D, R), which a copy frees early, times its scale if any.
 
     A span (first, last, norm, destination (D, heads, R)) of them shares a norm. The heads lack the factor 1 / rms of
     their row, which cancels but for the norm's eps: `eps_PR` replaces it.
@@ -68,7 +68,10 @@ def norm_and_rotate(psum, spans, rotary, eps_PR):
     x_DHR, square_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)
     mean_psum_DHR = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for head in range(len(psum)):
-        nisa.tensor_copy(dst=x_DHR[:, head, :], src=psum[head], engine=nisa.engine.vector)
+        if len(scales) > 0:
+            nisa.tensor_scalar(dst=x_DHR[:, head, :], data=psum[head], op0=nl.multiply, operand0=scales[head])
+        else:
+            nisa.tensor_copy(dst=x_DHR[:, head, :], src=psum[head], engine=nisa.engine.vector)
     nisa.tensor_tensor(dst=square_DHR, data1=x_DHR, data2=x_DHR, op=nl.multiply)
     nisa.nc_matmul(dst=mean_psum_DHR, stationary=rotary.mean_DD, moving=square_DHR, accumulate=False)
     rotated_DHR, sine_DHR = nl.ndarray(shape, dtype=nl.float32), nl.ndarray(shape, dtype=nl.float32)

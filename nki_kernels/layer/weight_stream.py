@@ -9,7 +9,8 @@ one after the other. A product's bits depend on its row and this order, not on t
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import P, dma_static, itemsize, transpose_on_pe
+from nki_kernels.layer.channel_scale import ChannelScale
+from nki_kernels.tiles import P, absent, dma_static, itemsize, transpose_on_pe
 
 # bytes per partition of one transfer, and of all transfers that are in flight or loaded and unused
 TILE_BYTES = 8192
@@ -17,16 +18,29 @@ AHEAD_BYTES = 98304
 
 
 class PackedWeight(nl.NKIObject):
-    """A packed weight (blocks, K, C) in HBM, its name, and the blocks[0] to blocks[1] that this core multiplies."""
+    """A packed weight (blocks, K, C) in HBM, its name, and the blocks[0] to blocks[1] that this core multiplies.
 
-    def __init__(self, name, tensor, blocks, sections=1):
+    `scale` (blocks, 1, C) is that of an FP8 weight; load_scale loads it with channels on the partitions.
+    """
+
+    def __init__(self, name, tensor, blocks, sections=1, scale=None):
         self.name = name
         self.tensor = tensor
         self.blocks = blocks
         self.sections = sections
+        self.scale = scale
+        self.channels = None
         self.depth = tensor.shape[1]
         self.columns = tensor.shape[2]
         self.k_tiles = -(-tensor.shape[1] // P)
+
+    def is_fp8(self):
+        return not absent(self.scale)
+
+    def load_scale(self, groups):
+        """Load the scales of this core's blocks, if there are any, for groups of columns."""
+        if self.is_fp8() and absent(self.channels) and self.blocks[0] < self.blocks[1]:
+            self.channels = ChannelScale(self.scale, self.blocks, groups)
 
     def tiles(self, tail=False, max_bytes=TILE_BYTES):
         """This core's tiles in the order of use, of up to `max_bytes` per partition.

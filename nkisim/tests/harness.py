@@ -13,21 +13,11 @@ import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim.errors import Relaxed
-from nkisim.tests import witness
+from validation import witness
 
-STORED = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3": ml_dtypes.float8_e4m3,
-    "float8_e5m2": ml_dtypes.float8_e5m2,
-    "int8": np.int8,
-    "int16": np.int16,
-    "int32": np.int32,
-    "uint8": np.uint8,
-    "uint16": np.uint16,
-    "uint32": np.uint32,
-}
+INTEGERS = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+STORED = {name: getattr(ml_dtypes, name, None) or getattr(np, name) for name in (*FLOATS, *INTEGERS)}
 
 
 def on_device(
@@ -53,17 +43,17 @@ def on_device(
             results.append(out)
         return tuple(results)
 
-    found = _both(kernel, tuple(inputs), 1, policy)
-    return found[0] if len(found) == 1 else found
+    result = _both(kernel, tuple(inputs), 1, policy)
+    return result[0] if len(result) == 1 else result
 
 
 def _both(kernel: Callable[..., Any], args: tuple[Any, ...], lnc: int, policy: nkisim.Policy | None) -> Any:
     """Run a kernel here and, with --witness, on the vendor's simulator."""
     copies = tuple(np.array(a) if isinstance(a, np.ndarray) else a for a in args) if witness.ACTIVE else ()
-    found = nkisim.run(nkisim.jit(kernel)[lnc], args, policy=policy).outputs
+    result = nkisim.run(nkisim.jit(kernel)[lnc], args, policy=policy).outputs
     if witness.ACTIVE and policy in (None, nkisim.Policy()):
-        witness.ACTIVE[0].check(kernel, lnc, copies, found)
-    return found
+        witness.ACTIVE[0].check(kernel, lnc, copies, result)
+    return result
 
 
 def on_hbm(kernel: Callable[..., Any], inputs: Sequence[Any]) -> Any:

@@ -20,7 +20,7 @@ class Refusal:
 
     law: type[errors.LawError]
     body: Body
-    # the instruction, or the group of functions, that refuses; a kernel's own name where any may
+    # the instruction, or the group of functions, that refuses; the kernel's name where any may
     op: str
     # "call": the body calls the instruction; "kernel": it returns a kernel's output; "host": it launches by itself
     how: str = "call"
@@ -35,7 +35,7 @@ def covers(*names: str) -> Callable[[Test], Test]:
     """Note that a hypothesis test checks these functions against an independent reading."""
 
     def add(test: Test) -> Test:
-        assert getattr(test, "is_hypothesis_test", False), f"{test.__name__} draws nothing"
+        assert getattr(test, "is_hypothesis_test", False), f"{test.__name__} generates nothing"
         for name in names:
             COVERED.setdefault(name, []).append(test.__name__)
         return test
@@ -49,12 +49,12 @@ def rules(op: str, *pairs: tuple[type[errors.LawError], Body], nki: str = "0.6")
 
 
 def case(law: type[errors.LawError]) -> Callable[[Body], Body]:
-    """Register a kernel body that breaks `law` when asked to."""
+    """Register a kernel body that breaks `law` on request."""
     return _register(law, "kernel")
 
 
 def launch(law: type[errors.LawError]) -> Callable[[Body], Body]:
-    """Register a function of the host that launches by itself and breaks `law` when asked to."""
+    """Register a function of the host that launches by itself and breaks `law` on request."""
     return _register(law, "host")
 
 

@@ -15,19 +15,20 @@ import pytest
 from nkisim import launch
 from nkisim.event import Event
 from nkisim.policy import Policy
-from nkisim.timeline.habits import Habits
+from nkisim.timeline.compiler_model import CompilerModel
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation import __main__ as command
-from nkisim.validation.excluded import SAME, UNRUN, unrun_section
-from nkisim.validation.kernels import added, rms_norm
-from nkisim.validation.operators import OPERATORS
-from nkisim.validation.outcome import Outcome, misordered, outcome, summary
-from nkisim.validation.rows import ROWS, Row
-from nkisim.validation.second_batch import LATER
+from validation import __main__ as command
+from validation.excluded import SAME, UNRUN, unrun_section
+from validation.kernels import added, rms_norm
+from validation.operators import OPERATORS
+from validation.outcome import Outcome, misordered, outcome, summary
+from validation.rows import ROWS, Row
+from validation.second_batch import LATER
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")
+ROOT, TIME = Path(__file__).parents[1], "docs/time.md"
 
 
 def normed(source: Any, weight: Any) -> Any:
@@ -88,9 +89,9 @@ def recorded(kernel: Any, *shapes: tuple[int, int]) -> list[Event]:
     ids=["RMSNorm", "sum of columns", "sum of rows"],
 )
 def test_a_sketch_is_what_its_kernel_records(kernel: Any, shapes: Any, sketch: Any) -> None:
-    real, drawn = recorded(kernel, *shapes), sketch()
-    assert [(e.engine, e.op) for e in real] == [(e.engine, e.op) for e in drawn]
-    times = schedule(real), schedule(drawn)
+    real, samples = recorded(kernel, *shapes), sketch()
+    assert [(e.engine, e.op) for e in real] == [(e.engine, e.op) for e in samples]
+    times = schedule(real), schedule(samples)
     assert times[0].latency_ns == pytest.approx(times[1].latency_ns)
     assert times[0].hbm_bytes == times[1].hbm_bytes
 
@@ -147,9 +148,7 @@ def test_the_committed_table_has_every_row_as_it_is_now() -> None:
 
 def test_every_published_version_has_a_row_or_a_reason() -> None:
     versions = sum(u.count for u in UNRUN)
-    assert unrun_section(10).startswith(
-        f"## Versions without a row\n\n{10 + versions} versions published, 10 have rows"
-    )
+    assert unrun_section(10).startswith(f"## Versions without a row\n\n{10 + versions} versions published, 10 have ")
     assert len({u.name for u in UNRUN}) == len(UNRUN)
     assert all(u.why and f"| {u.name} | {u.record} |" in unrun_section(10) for u in UNRUN)
     names = {row.name for row in command.EVERY}
@@ -159,20 +158,19 @@ def test_every_published_version_has_a_row_or_a_reason() -> None:
     assert set(again) <= names
 
 
-def test_the_document_says_what_the_table_says() -> None:
-    root = Path(__file__).parents[2]
-    table = (root / "nkisim" / "validation" / "results.md").read_text(encoding="utf-8")
-    document = (root / "nkisim" / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+def test_the_document_repeats_the_table() -> None:
+    table, document = ((ROOT / name).read_text(encoding="utf-8") for name in ("validation/results.md", TIME))
     pattern = r"geometric mean error ([\d.]+)%, (\d+) of \d+ rows inside the band, (\d+ of \d+) pairs"
-    found = re.findall(pattern, table)
-    assert len(found) == 3 + len(command.SECTIONS)
-    for error, inside, pairs in found:
+    result = re.findall(pattern, table)
+    assert len(result) == 3 + len(command.SECTIONS)
+    for error, inside, pairs in result:
         assert f"now | {error} % | {inside} | {pairs} |" in document
 
 
-def test_the_document_names_every_habit() -> None:
-    document = (Path(__file__).parents[1] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
-    names = {f"Habits.{field.name}" for field in fields(Habits)} | {"nkisim.geometry.NEURONX_CC", "turned_together"}
+def test_the_document_names_every_option_of_the_compiler_model() -> None:
+    document = (ROOT / TIME).read_text(encoding="utf-8")
+    options = {f"CompilerModel.{field.name}" for field in fields(CompilerModel)}
+    names = options | {"nkisim.geometry.NEURONX_CC", "transposed_together"}
     assert {name for name in names if f"`{name}`" not in document} == set()
 
 

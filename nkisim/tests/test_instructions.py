@@ -9,15 +9,15 @@ import pytest
 
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import Measurement
-from nkisim.validation.instructions import MEASUREMENTS, table
+from validation.instruction_models import Measurement
+from validation.instructions import MEASUREMENTS, table
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "simulator_time.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "time.md"
 
 
 @pytest.mark.parametrize("row", MEASUREMENTS, ids=lambda row: row.name.strip().replace(" ", "-"))
 def test_close_to_the_measurement(row: Measurement) -> None:
-    # the figure has no numbers on its axis, and whole kernels show a transfer every 0.67 us and not every 0.8
+    # the figure has no numbers on its axis, and kernels show a transfer every 0.67 us and not every 0.8
     figure = row.name.startswith("one queue")
     assert row.ratio == pytest.approx(1.0, abs=0.20 if figure else 0.10)
 
@@ -25,9 +25,7 @@ def test_close_to_the_measurement(row: Measurement) -> None:
 def test_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a slower descriptor rate breaks the rows that depend on it."""
     slow = replace(TRN2, dma_descriptor_ns=replace(TRN2.dma_descriptor_ns, value=20.0))
-    monkeypatch.setattr(
-        "nkisim.validation.instruction_models.schedule", lambda events, band: schedule(events, slow, band)
-    )
+    monkeypatch.setattr("validation.instruction_models.schedule", lambda events, band: schedule(events, slow, band))
     row = next(r for r in MEASUREMENTS if r.name.startswith("pipelined loads, 512 B"))
     assert row.ratio < 0.9
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation import __main__ as command
-from nkisim.validation import provenance
-from nkisim.validation.library import Library, recordings, rows
+from validation import __main__ as command
+from validation import provenance
+from validation.library import Library, recordings, rows
 
 nisa: Any = import_module("nkisim.isa")
 nl: Any = import_module("nkisim.language")
@@ -31,9 +31,9 @@ class Kind(enum.Enum):
 @nki.jit
 def copied(x, kind, bad=False):
     assert kind is Kind.PLAIN and not bad, "not this one"
-    held = nl.load(x)
+    loaded = nl.load(x)
     out = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=held)
+    nisa.dma_copy(dst=out, src=loaded)
     return out
 """
 
@@ -61,9 +61,9 @@ def test_a_checkout_is_run_and_what_is_refused_is_listed(tmp_path: Path, capsys:
     assert "not this one" in bad.refused
     assert "absent" in absent.refused
     command.main(["--library", str(checkout), "--rows", str(file)])
-    said = capsys.readouterr().out
-    assert "1 of 3 rows run: 1 by the default policy" in said
-    assert all(f"* `copied[{i}]`: " in said for i in (1, 2))
+    caught = capsys.readouterr().out
+    assert "1 of 3 rows run: 1 by the default policy" in caught
+    assert all(f"* `copied[{i}]`: " in caught for i in (1, 2))
 
 
 def test_calls_without_a_measurement_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_no_checkout_and_no_rows_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_section_of_constants_is_current(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "simulator_time.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "time.md").read_text(encoding="utf-8")
     assert page.endswith(provenance.section())
     copy = tmp_path / "page.md"
     copy.write_text(page.replace("`tensor_ghz` | 2.4", "`tensor_ghz` | 2.5"), encoding="utf-8")
@@ -97,7 +97,7 @@ def test_the_refused_rows_are_those_of_the_page() -> None:
     assert f"{len(GIVEN) - len(provenance.REFUSED)} of {len(GIVEN)} rows run" in page
 
 
-def test_the_committed_page_keeps_the_aims() -> None:
+def test_the_committed_page_meets_the_aims() -> None:
     text = (Path(command.__file__).parent / "library.md").read_text(encoding="utf-8")
     (line,) = (line for line in text.splitlines() if line.startswith("| all |"))
     _, _, count, error, likely, width, possible, _, pairs, _ = (cell.strip() for cell in line.split("|"))

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import harness
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
 from nkisim import isa
 from nkisim.errors import NotSimulated
-from nkisim.tests import harness
 from nkisim.timeline.costs.dma import TRANSFERS, collective_ns, dma_cost, hbm_bytes
 from nkisim.timeline.costs.engines import MatmulCost, matmul, scalar, vector
 from nkisim.timeline.costs.table import ANYWHERE, LAWS, law_of
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 
@@ -85,8 +85,8 @@ def test_a_scan_takes_longer_where_it_casts() -> None:
 
 @pytest.mark.parametrize("op", ["max8", "nc_find_index8", "nc_match_replace8"])
 def test_searches_for_eight_read_them_out(op: str) -> None:
-    found, plain = (cost_of("vector", name, "sbuf sbuf", count=96) for name in (op, "tensor_reduce"))
-    assert found.latency - plain.latency == found.pitch - plain.pitch == pytest.approx(N.vector_eight_ns)
+    result, plain = (cost_of("vector", name, "sbuf sbuf", count=96) for name in (op, "tensor_reduce"))
+    assert result.latency - plain.latency == result.pitch - plain.pitch == pytest.approx(N.vector_eight_ns)
 
 
 def test_weights_that_are_apart_in_memory_load_slowly() -> None:
@@ -165,17 +165,19 @@ def test_dma_uses_the_engines_of_its_partitions() -> None:
         cost = dma_cost(event, N)
         assert len(cost.shares) == engines
         rows = stop - start
-        whole = rows * (N.dma_descriptor_ns + 4096 / N.dma_bytes_per_ns)
-        assert sum(time for _, time in cost.shares) == pytest.approx(whole)
+        full = rows * (N.dma_descriptor_ns + 4096 / N.dma_bytes_per_ns)
+        assert sum(time for _, time in cost.shares) == pytest.approx(full)
         assert hbm_bytes(event) == rows * 4096
 
 
-@pytest.mark.parametrize(("rows", "engines"), [(64, 8), (128, 16), (4096, 16)])
-def test_several_rows_a_partition_reach_more_engines(rows: int, engines: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "engines"), [(64, 4096, 8), (128, 2048, 16), (4096, 64, 16), (4096, 12, 8)]
+)
+def test_several_rows_a_partition_reach_more_engines_but_for_tiny_rows(rows: int, row_bytes: int, engines: int) -> None:
     tape = EventBuilder()
     tile = tape.tile("sbuf", 1024, stop=64)
     event = tape.transfer(tape.tile("hbm", 1024, stop=64), tile)
-    cost = dma_cost(replace(event, work={**event.work, "rows": rows}), N)
+    cost = dma_cost(replace(event, work={**event.work, "rows": rows, "row_bytes": row_bytes}), N)
     assert len(cost.shares) == engines
     busy = rows * N.dma_descriptor_ns + 64 * 4096 / N.dma_bytes_per_ns
     assert sum(time for _, time in cost.shares) == pytest.approx(busy)
@@ -190,13 +192,13 @@ def test_a_gather_reads_its_rows_first() -> None:
     assert leads == [N.dma_load_lead_ns, N.dma_load_lead_ns + N.dma_index_ns, N.dma_store_lead_ns]
 
 
-def test_a_transpose_moves_slower() -> None:
+def test_a_transpose_moves_at_a_lower_rate() -> None:
     tape = EventBuilder()
     tile, source = tape.tile("sbuf", 128, "bfloat16"), tape.tile("hbm", 128, "bfloat16")
     event = tape.transfer(source, tile, "hwdge")
-    turned = replace(event, op="dma_transpose", work={**event.work, "transpose": True})
-    plain, slower = (dma_cost(e, N).shares[0][1] - 8 * N.dma_descriptor_ns for e in (event, turned))
-    assert slower == pytest.approx(plain / 0.9)
+    transpose_cost = replace(event, op="dma_transpose", work={**event.work, "transpose": True})
+    plain, longer = (dma_cost(e, N).shares[0][1] - 8 * N.dma_descriptor_ns for e in (event, transpose_cost))
+    assert longer == pytest.approx(plain / 0.9)
 
 
 @pytest.mark.parametrize("dge", ["swdge", "unknown"])
@@ -205,11 +207,11 @@ def test_software_descriptors_cost_by_the_engines_that_take_part(dge: str) -> No
     for partitions, engines in ((1, 1), (128, 16)):
         tile, array = tape.tile("sbuf", 64, stop=partitions), tape.tile("hbm", 64, stop=partitions)
         event = tape.transfer(array, tile, dge)
-        part, whole, store = dma_cost(event, N), dma_cost(event, N, True), dma_cost(tape.transfer(tile, array, dge), N)
+        part, full, store = dma_cost(event, N), dma_cost(event, N, True), dma_cost(tape.transfer(tile, array, dge), N)
         assert part.interval == pytest.approx(N.dma_swdge_start_ns + engines * N.dma_swdge_engine_ns)
-        assert whole.interval == pytest.approx(part.interval * N.dma_swdge_whole_share)
+        assert full.interval == pytest.approx(part.interval * N.dma_swdge_full_tile_share)
         assert store.interval == pytest.approx(part.interval * N.dma_swdge_store_share)
-        # only a kernel's own wish keeps the gpsimd engine busy
+        # only a mode that the kernel names keeps the gpsimd engine busy
         assert part.trigger == (part.interval if dge == "swdge" else N.dma_trigger_ns)
 
 
@@ -274,6 +276,6 @@ def test_a_run_time_index_does_not_choose_the_dma_engines() -> None:
         return result
 
     table, start = np.zeros((128, 64), np.float32), np.zeros((1, 1), np.int32)
-    found = nkisim.run(store, (table, start), policy=nkisim.Policy(recording=True)).recording
-    moved = [e for e in found.events if e.op == "dma_copy"][-1]
+    output = nkisim.run(store, (table, start), policy=nkisim.Policy(recording=True)).recording
+    moved = [e for e in output.events if e.op == "dma_copy"][-1]
     assert len(dma_cost(moved, N).shares) == 16

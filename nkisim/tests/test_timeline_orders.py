@@ -9,7 +9,7 @@ from nkisim.timeline.pipelining import pipelined
 from nkisim.timeline.program import prepare
 from nkisim.timeline.schedule import Schedule, schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 N = TRN2.at("nominal")
 
@@ -78,7 +78,7 @@ def test_copies_without_an_engine_go_to_the_less_loaded_one() -> None:
     assert spread.latency_ns < 0.65 * bound.latency_ns
 
 
-def test_an_engine_overwrites_its_own_result_without_waiting() -> None:
+def test_an_engine_overwrites_its_result_without_waiting() -> None:
     tape = EventBuilder()
     a, b, c = sbuf(tape), sbuf(tape), sbuf(tape)
     vector(tape, a, c)
@@ -128,6 +128,9 @@ def test_the_throttle_counts_rows(rows: list[int], warm: bool) -> None:
 def test_the_band_spans_both_clocks_for_33_to_64_rows_only(rows: int, both: bool) -> None:
     s = products([rows] * 100, band=True)
     assert (s.low_ns / s.latency_ns < 0.6) == both
+    # after wider ones they stay fast at the nominal end, and at the slow end only above 64 rows
+    after = products([128] * 20 + [rows] * 100, band=True)
+    assert (after.high_ns / after.latency_ns > 1.6) == (rows == 64)
     assert (s.low_ns / s.latency_ns > 0.8) == (not both)
 
 

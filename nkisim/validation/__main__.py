@@ -1,7 +1,7 @@
-"""`python -m nkisim.validation [--json] [--only TEXT] [--out FILE]`: every measured row beside its simulated time.
+"""`python -m validation [--json] [--only TEXT] [--out FILE]`: every measured row and its simulated time.
 
 `--library CHECKOUT` runs the vendor's kernels instead, unmodified, at the shapes at which the vendor measured them, or
-with `--rows nkisim/validation/unmeasured_rows.json` at the shapes of bench/kernels.
+with `--rows validation/unmeasured_rows.json` at the shapes of bench/kernels.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 
 from nkisim import command
 from nkisim.command import Parser
-from nkisim.validation.excluded import unrun_section
-from nkisim.validation.library import GIVEN, recordings, rows, timed
-from nkisim.validation.library_page import library_page, unmeasured
-from nkisim.validation.operators import OPERATORS
-from nkisim.validation.outcome import Outcome, Summary, misordered, outcome, summary
-from nkisim.validation.rows import ROWS, Row
-from nkisim.validation.second_batch import LATER
-from nkisim.validation.third_batch import COMPLETING, WITH_GELU
+from validation.excluded import unrun_section
+from validation.library import GIVEN, recordings, rows, timed
+from validation.library_page import library_page, unmeasured
+from validation.operators import OPERATORS
+from validation.outcome import Outcome, Summary, misordered, outcome, summary
+from validation.rows import ROWS, Row
+from validation.second_batch import LATER
+from validation.third_batch import COMPLETING, WITH_GELU
 
 HEAD = """# Accuracy against measured kernels
 
-Written by `python -m nkisim.validation --out nkisim/validation/results.md`. Measured times are from the public records
+Written by `python -m validation --out validation/results.md`. Measured times are from the public records
 that `rows.py`, `operators.py`, `second_batch.py` and `third_batch.py` name; modelled times are simulated by nkisim's
 timeline, launches included. Constants were fitted to the first rows; the others were seen. A pair is two rows of one
 group; the measurements decide it if they differ by more than repeats of one kernel do in their record (2 % at least).
@@ -110,7 +110,7 @@ def _chosen(rows: Sequence[Row], text: str) -> list[Outcome]:
 
 
 def _library(options: Any) -> int:
-    """Print or write the vendor's kernels beside their measured times."""
+    """Print or write the vendor's kernels and their measured times."""
     listed = [row for row in rows(options.rows) if options.only in row.id]
     # the library's kernels print what they allocate
     with redirect_stdout(sys.stderr):
@@ -128,8 +128,8 @@ def _library(options: Any) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print or write every measured kernel beside its simulated time (4 minutes)."""
-    parser = Parser(prog="python -m nkisim.validation", description=main.__doc__)
+    """Print or write every measured kernel and its simulated time (4 minutes)."""
+    parser = Parser(prog="python -m validation", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object a row instead of the table")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name or group has this text")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")

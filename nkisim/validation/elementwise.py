@@ -1,6 +1,6 @@
 """Sketches of published kernels that stream: activations, an optimizer's step, rotations, a selective scan.
 
-All are fp32 on one core with static descriptors, written from the descriptions in their records; no code of theirs.
+All are fp32 on one core with static descriptors, written from the descriptions in their records; none of their code.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from nkisim.event import Event
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 P, FP32 = 128, "float32"
 

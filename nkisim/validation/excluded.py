@@ -13,7 +13,7 @@ LABS, COURSE = "trainium-agent-labs", "asst4-trainium2"
 
 SAME = "the compiler makes the kernel of {} of it, by its record"
 WRONG = "its result was wrong"
-SPILLED = "the compiler spilled, which a sketch cannot: the chip moved more bytes than the kernel asks for"
+SPILLED = "the compiler spilled, which a sketch cannot: the chip moved more bytes than the kernel requests"
 NOT_SKETCHED = "not sketched"
 
 _NORMED = "matmul, residual and RMSNorm, stored at once, split"
@@ -76,7 +76,7 @@ UNRUN: tuple[Unrun, ...] = (
 
 
 def unrun_section(rows: int) -> str:
-    """The list as Markdown, with the count of versions published beside the rows that there are."""
+    """The list as Markdown, with the count of versions published next to the rows that there are."""
     missing = sum(u.count for u in UNRUN)
     lines = [
         f"## Versions without a row\n\n{rows + missing} versions published, {rows} have rows; the other {missing}:\n",

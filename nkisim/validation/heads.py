@@ -1,6 +1,6 @@
 """Sketches of published attention of several heads and of attention whose scores go through HBM.
 
-On one core, written from the descriptions in their records; no code of theirs.
+On one core, written from the descriptions in their records; no code of their code.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkisim.event import Event
-from nkisim.validation.products import (
+from validation.products import (
     BANK,
     FP32,
     Limbs,
@@ -18,16 +18,16 @@ from nkisim.validation.products import (
     identity_matrix,
     load,
     transposed,
-    turned_together,
+    transposed_together,
 )
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 
 @dataclass(frozen=True)
 class Variant:
     """The differences of a version of the grouped attention from the first one."""
 
-    # query tiles whose powers are turned before their values are weighed; 0: each part is weighed as it is turned
+    # query tiles whose powers are transposed before they multiply the values; 0: each part right after its transpose
     block: int = 0
     # scaling of the scores by an instruction of its own, division of the powers instead of the sums
     scaled: bool = True
@@ -67,42 +67,42 @@ class GroupedAttention:
         return load(self.s, array, (0, P), (start, start + P))
 
     def _keys(self, head: int) -> Limbs:
-        whole = self.s.tile(self.length, FP32)
+        full = self.s.tile(self.length, FP32)
         for at in range(0, self.length, BANK):
             parts = [self._tile(self.k, head, (at + i) // P).all() for i in range(0, BANK, P)]
-            copy(self.s, whole.part(at, at + BANK), turned_together(self.s, parts, self.identity))
-        return self._limbs(whole, self.variant.split)
+            copy(self.s, full.part(at, at + BANK), transposed_together(self.s, parts, self.identity))
+        return self._limbs(full, self.variant.split)
 
     def _values(self, head: int) -> Limbs:
-        whole = self.s.tile(self.length, FP32)
+        full = self.s.tile(self.length, FP32)
         for at in range(self.length // P):
             start = head * self.length + at * P
-            self.s.dma_copy(whole.part(at * P, at * P + P), self.v.block((0, P), (start, start + P)))
-        return self._limbs(whole, self.variant.split_values)
+            self.s.dma_copy(full.part(at * P, at * P + P), self.v.block((0, P), (start, start + P)))
+        return self._limbs(full, self.variant.split_values)
 
-    def _limbs(self, whole: Tile, split: bool) -> Limbs:
-        limbs = Limbs(self.s, whole.columns, split, whole)
+    def _limbs(self, full: Tile, split: bool) -> Limbs:
+        limbs = Limbs(self.s, full.columns, split, full)
         if split:
-            limbs.take(0, whole.all())
+            limbs.take(0, full.all())
         return limbs
 
     def _block(self, head: int, first: int, keys: Limbs, values: Limbs) -> None:
         s, count = self.s, max(1, self.variant.block)
-        turned = [Limbs(s, self.length, self.variant.split_values) for _ in range(count)]
+        transposed_tile = [Limbs(s, self.length, self.variant.split_values) for _ in range(count)]
         sums, inverses = [], []
-        for i, powers_turned in enumerate(turned):
+        for i, powers_transposed in enumerate(transposed_tile):
             powers, inverse = self._powers(head, first + i, keys)
             inverses.append(inverse)
             bank = s.tile(P, FP32, "psum") if self.variant.block == 0 else None
             width = P if bank is not None else BANK
             for at in range(0, self.length, width):
                 parts = [powers.part(i, i + P) for i in range(at, at + width, P)]
-                powers_turned.take(at, turned_together(s, parts, self.identity))
+                powers_transposed.take(at, transposed_together(s, parts, self.identity))
                 if bank is not None:
-                    s.nc_matmul(bank.all(), powers_turned.parts(at, at + P)[0], values.parts(at, at + P)[0], at > 0)
+                    s.nc_matmul(bank.all(), powers_transposed.parts(at, at + P)[0], values.parts(at, at + P)[0], at > 0)
             sums.append(bank)
-        for i, (powers_turned, bank) in enumerate(zip(turned, sums, strict=True)):
-            bank = bank or self._weighed(powers_turned, values)
+        for i, (powers_transposed, bank) in enumerate(zip(transposed_tile, sums, strict=True)):
+            bank = bank or self._weighed(powers_transposed, values)
             self._store(head, first + i, bank.all(), inverses[i])
 
     def _weighed(self, powers: Limbs, values: Limbs) -> Tile:
@@ -137,16 +137,16 @@ class GroupedAttention:
         return powers, inverse
 
     def _exponentiate(self, powers: Tile, score: Tile) -> None:
-        s, most = self.s, self.s.tile(1, FP32).all()
+        s, limit = self.s, self.s.tile(1, FP32).all()
         if self.variant.scaled:
             s.compute("vector", "tensor_scalar", score.all(), score.all())
         if not self.variant.peak:
             s.activation("exp", powers.all(), score.all())
             return
-        s.compute("vector", "tensor_reduce", most, score.all(), elements=score.columns)
+        s.compute("vector", "tensor_reduce", limit, score.all(), elements=score.columns)
         if not self.variant.scaled:
-            s.compute("vector", "tensor_scalar", most, most)
-        s.activation("exp", powers.all(), score.all(), most)
+            s.compute("vector", "tensor_scalar", limit, limit)
+        s.activation("exp", powers.all(), score.all(), limit)
 
     def _store(self, head: int, at: int, sums: View, inverse: View) -> None:
         s, result = self.s, self.s.tile(P, FP32).all()
@@ -184,11 +184,15 @@ def stored_attention(length: int, dtype: str) -> list[Event]:
     for row in rows:
         transposed(s, values.part(*row), v.part(*row), identity)
     for row in rows:
-        weights, turned, bank = load(s, scores, row, (0, length)), s.tile(length, FP32), s.tile(P, FP32, "psum")
+        weights, transposed_tile, bank = (
+            load(s, scores, row, (0, length)),
+            s.tile(length, FP32),
+            s.tile(P, FP32, "psum"),
+        )
         for part in rows:
-            transposed(s, turned.part(*part), weights.part(*part), identity)
+            transposed(s, transposed_tile.part(*part), weights.part(*part), identity)
         for i, part in enumerate(rows):
-            s.nc_matmul(bank.all(), turned.part(*part), values.part(*part), i > 0)
+            s.nc_matmul(bank.all(), transposed_tile.part(*part), values.part(*part), i > 0)
         result = s.tile(P, dtype).all()
         copy(s, result, bank.all())
         s.dma_copy(out.block(row, (0, P)), result)
@@ -199,12 +203,12 @@ def _softmax(s: Sketch, score: Tile, spans: list[tuple[int, int]]) -> Tile:
     """By parts of 512 columns."""
     powers, divided = s.tile(score.columns, FP32), s.tile(score.columns, FP32)
     peaks, totals = s.tile(len(spans), FP32), s.tile(len(spans), FP32)
-    most, total, inverse = (s.tile(1, FP32).all() for _ in range(3))
+    limit, total, inverse = (s.tile(1, FP32).all() for _ in range(3))
     for i, span in enumerate(spans):
         s.compute("vector", "tensor_reduce", peaks.part(i, i + 1), score.part(*span), elements=BANK)
-    s.compute("vector", "tensor_reduce", most, peaks.all(), elements=len(spans))
+    s.compute("vector", "tensor_reduce", limit, peaks.all(), elements=len(spans))
     for i, span in enumerate(spans):
-        s.activation("exp", powers.part(*span), score.part(*span), most)
+        s.activation("exp", powers.part(*span), score.part(*span), limit)
         s.compute("vector", "tensor_reduce", totals.part(i, i + 1), powers.part(*span), elements=BANK)
     s.compute("vector", "tensor_reduce", total, totals.all(), elements=len(spans))
     s.compute("vector", "reciprocal", inverse, total)

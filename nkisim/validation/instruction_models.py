@@ -40,7 +40,7 @@ class EventBuilder:
         self._storages = 0
 
     def tile(self, space: str, count: int, dtype: str = "float32", stop: int = 128, start: int = 0) -> Extent:
-        """A fresh contiguous tile of `count` elements per partition (whole rows in HBM)."""
+        """A fresh contiguous tile of `count` elements per partition (full rows in HBM)."""
         self._storages += 1
         row = count * INFO[dtype].itemsize
         rows = stop - start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nkisim import command
 from nkisim.timeline.chip import DMA_OVERVIEW, KERNEL_OPT, RMSNORM_QUANT
-from nkisim.validation.instruction_models import (
+from validation.instruction_models import (
     Measurement,
     instruction,
     kernel_v5_vector_ms,
@@ -62,7 +62,7 @@ def _vector() -> tuple[Measurement, ...]:
              lambda: instruction("tensor_scalar", 16384, sbuf, "bfloat16 float8_e4m3")),
         _row("(P, 1) dependent chain, per instruction", "ns", (160, 220), RMSNORM_QUANT,
              small_chain),
-        _row("vector time of the whole matmul kernel v5", "ms", (3.08, 3.08), KERNEL_OPT,
+        _row("vector time of the matmul kernel v5", "ms", (3.08, 3.08), KERNEL_OPT,
              kernel_v5_vector_ms),
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ MEASUREMENTS: tuple[Measurement, ...] = _tensor() + _vector() + _scalar() + _dma
 
 
 def table() -> str:
-    """The measurements beside the model, as a Markdown table."""
+    """The measurements and the model, as a Markdown table."""
     lines = [
         "| what | unit | measured | modelled (simulated) | ratio | source |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""The measured kernels, sketched from their published descriptions: loops, tiles and transfers, no code of theirs.
+"""The measured kernels, sketched from their published descriptions: loops, tiles and transfers, none of their code.
 
 All operands are bf16; `left` is (K, M), `right` is (K, N); the product accumulates in fp32.
 """
@@ -6,7 +6,7 @@ All operands are bf16; `left` is (K, M), `right` is (K, N); the product accumula
 from __future__ import annotations
 
 from nkisim.event import Event
-from nkisim.validation.sketch import Array, Sketch, Tile, View
+from validation.sketch import Array, Sketch, Tile, View
 
 P, COLUMNS = 128, 512
 BF16, FP32 = "bfloat16", "float32"
@@ -32,9 +32,9 @@ def plain_matmul(shape: Shape) -> list[Event]:
     return s.events()
 
 
-def _fitted(most: int, count: int) -> int:
+def _fitted(limit: int, count: int) -> int:
     """The largest block of at most `most` tiles that divides `count` tiles."""
-    return max(size for size in range(1, min(most, count) + 1) if count % size == 0)
+    return max(size for size in range(1, min(limit, count) + 1) if count % size == 0)
 
 
 class BlockedMatmul:

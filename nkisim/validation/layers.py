@@ -1,12 +1,12 @@
 """Sketches of published layers: products with an adapter, gated and GELU layers, batches whose operands stay.
 
-On one core, written from the descriptions in their records; no code of theirs.
+On one core, written from the descriptions in their records; no code of their code.
 """
 
 from __future__ import annotations
 
 from nkisim.event import Event
-from nkisim.validation.products import (
+from validation.products import (
     BANK,
     FP32,
     Limbs,
@@ -15,9 +15,9 @@ from nkisim.validation.products import (
     identity_matrix,
     load,
     transposed,
-    turned_together,
+    transposed_together,
 )
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 
 class AdaptedProduct:
@@ -48,17 +48,17 @@ class AdaptedProduct:
         low = [load(s, self.down, (i * P, i * P + P), (0, P)).all() for i in range(self.depths)] if after else []
         for first in range(0, 32, self.block):
             rows = [(first + i) * P for i in range(self.block)]
-            turned = [self._turn(row, low) for row in rows]
+            transposed_tile = [self._transpose(row, low) for row in rows]
             for start in range(0, self.n, self.chunk):
-                self._columns(rows, turned, start)
+                self._columns(rows, transposed_tile, start)
         return s.events()
 
     def _fold(self) -> None:
         s, right = self.s, self.s.array(self.depths * P, self.n, FP32)
-        turned = [s.tile(P, FP32).all() for _ in range(self.depths)]
-        for i, tile in enumerate(turned):
+        transposed_tile = [s.tile(P, FP32).all() for _ in range(self.depths)]
+        for i, tile in enumerate(transposed_tile):
             transposed(s, tile, load(s, self.down, (i * P, i * P + P), (0, P)).all(), self.identity)
-        for i, tile in enumerate(turned):
+        for i, tile in enumerate(transposed_tile):
             for start in range(0, self.n, BANK):
                 span, rows = (start, start + BANK), (i * P, i * P + P)
                 bank, total = s.tile(BANK, FP32, "psum").all(), s.tile(BANK, FP32).all()
@@ -67,35 +67,35 @@ class AdaptedProduct:
                 s.dma_copy(right.block(rows, span), total)
         self.right = right
 
-    def _turn(self, row: int, low: list[View]) -> tuple[Limbs, Tile]:
+    def _transpose(self, row: int, low: list[View]) -> tuple[Limbs, Tile]:
         """A row tile's transpose, and its product with the adapter's first matrix."""
         s, bank, small = self.s, self.s.tile(P, FP32, "psum"), self.s.tile(P, FP32)
-        turned = Limbs(s, self.depths * P, self.split)
+        transposed_tile = Limbs(s, self.depths * P, self.split)
         for i in range(self.depths):
-            part = s.tile(P, FP32).all() if self.split else turned.tiles[0].part(i * P, i * P + P)
+            part = s.tile(P, FP32).all() if self.split else transposed_tile.tiles[0].part(i * P, i * P + P)
             source = load(s, self.left, (row, row + P), (i * P, i * P + P)).all()
             transposed(s, part, source, self.identity)
             if low:
                 s.nc_matmul(bank.all(), low[i], part, i > 0)
             if self.split:
-                turned.take(i * P, part)
+                transposed_tile.take(i * P, part)
         if low:
             copy(s, small.all(), bank.all())
-        return turned, small
+        return transposed_tile, small
 
-    def _columns(self, rows: list[int], turned: list[tuple[Limbs, Tile]], start: int) -> None:
+    def _columns(self, rows: list[int], transposed_tile: list[tuple[Limbs, Tile]], start: int) -> None:
         s, span = self.s, (start, start + self.chunk)
         banks = [s.tile(self.chunk, FP32, "psum").all() for _ in rows]
         for i in range(self.depths):
             moving = Limbs(s, self.chunk, self.split)
             moving.load(0, self.right, (i * P, i * P + P), span)
-            for (limbs, _), bank in zip(turned, banks, strict=True):
+            for (limbs, _), bank in zip(transposed_tile, banks, strict=True):
                 stationary = limbs.parts(i * P, i * P + P)
                 for j, weights in enumerate(stationary):
                     for k, data in enumerate(moving.parts(0, self.chunk)[: len(stationary) - j]):
                         s.nc_matmul(bank, weights, data, i + j + k > 0)
         more = load(s, self.up, (0, P), span).all() if self.adapter == "after" else None
-        for row, (_, small), bank in zip(rows, turned, banks, strict=True):
+        for row, (_, small), bank in zip(rows, transposed_tile, banks, strict=True):
             if more is not None:
                 s.nc_matmul(bank, small.all(), more, True)
             result = s.tile(self.chunk, FP32)
@@ -125,18 +125,18 @@ class Gated:
         s = self.s
         for first in range(0, 32, self.block):
             rows = [(first + i) * P for i in range(self.block)]
-            turned = [self._turn(load(s, self.x, (row, row + P), (0, 1024)), self.split) for row in rows]
+            transposed_tile = [self._transpose(load(s, self.x, (row, row + P), (0, 1024)), self.split) for row in rows]
             hidden = [s.tile(3072, FP32) for _ in rows]
             for start in range(0, 3072, BANK):
                 span = start, start + BANK
-                gates, ups = self._weighed(turned, (self.gate, self.up), span, self.split)
+                gates, ups = self._weighed(transposed_tile, (self.gate, self.up), span, self.split)
                 for tile, gate_bank, up_bank in zip(hidden, gates, ups, strict=True):
                     up, gate, silu = (s.tile(BANK, FP32).all() for _ in range(3))
                     copy(s, up, up_bank)
                     copy(s, gate, gate_bank)
                     s.activation("silu", silu, gate)
                     s.compute("vector", "tensor_tensor", tile.part(*span), silu, up, inputs=2)
-            weights = [self._turn(tile, self.split_down) for tile in hidden]
+            weights = [self._transpose(tile, self.split_down) for tile in hidden]
             for start in range(0, 1024, BANK):
                 (banks,) = self._weighed(weights, (self.down,), (start, start + BANK), self.split_down)
                 for row, bank in zip(rows, banks, strict=True):
@@ -145,17 +145,17 @@ class Gated:
                     s.dma_copy(self.out.block((row, row + P), (start, start + BANK)), result)
         return s.events()
 
-    def _turn(self, data: Tile, split: bool) -> Limbs:
-        turned = Limbs(self.s, data.columns, split)
+    def _transpose(self, data: Tile, split: bool) -> Limbs:
+        transposed_tile = Limbs(self.s, data.columns, split)
         for start in range(0, data.columns, BANK):
             parts = [data.part(i, i + P) for i in range(start, start + BANK, P)]
-            source = turned_together(self.s, parts, self.identity)
+            source = transposed_together(self.s, parts, self.identity)
             if split:
                 scratch = self.s.tile(BANK, FP32).all()
                 copy(self.s, scratch, source)
                 source = scratch
-            turned.take(start, source)
-        return turned
+            transposed_tile.take(start, source)
+        return transposed_tile
 
     def _weighed(
         self, stationary: list[Limbs], arrays: tuple[Array, ...], span: tuple[int, int], split: bool
@@ -182,7 +182,7 @@ def gated(block: int, split: bool = False, split_down: bool = False) -> list[Eve
 def gelu_product(shape: tuple[int, int, int], dtype: str, activation: str) -> list[Event]:
     """GELU(left.T @ right + bias) of (K, M, N), operands loaded for each product.
 
-    `activation` is "table", "sigmoid" (by a series around one sigmoid), or "" for the product and bias alone.
+    `activation` is "table", "sigmoid" (by a series around one sigmoid), or "" for the product and bias only.
     """
     k, m, n = shape
     s = Sketch()
@@ -249,7 +249,7 @@ def batched_together(batches: int) -> list[Event]:
         for at in range(0, batches * n, BANK):
             rows = [first * n + at + j for j in range(0, BANK, P)]
             parts = [load(s, left, (row, row + P), (0, k)).all() for row in rows]
-            copy(s, packed.part(at, at + BANK), turned_together(s, parts, identity))
+            copy(s, packed.part(at, at + BANK), transposed_together(s, parts, identity))
         for at in range(0, batches * n, P):
             row, base = first * n + at, at // n * n
             for start in range(0, n, 2 * BANK):
@@ -275,15 +275,15 @@ def softmax_in_psum() -> list[Event]:
             for at in range(0, block * P, BANK):
                 rows = [first + at + j for j in range(0, BANK, P)]
                 parts = [load(s, left, (row, row + P), (0, k)).all() for row in rows]
-                copy(s, packed.part(at, at + BANK), turned_together(s, parts, identity))
+                copy(s, packed.part(at, at + BANK), transposed_together(s, parts, identity))
             for at in range(0, block * P, P):
                 score, powers, result = s.tile(n, FP32, "psum"), s.tile(n, FP32).all(), s.tile(n, FP32).all()
                 for start in range(0, n, BANK):
                     span = start, start + BANK
                     s.nc_matmul(score.part(*span), packed.part(at, at + P), moving.part(*span), False)
-                most, total, inverse = (s.tile(1, FP32).all() for _ in range(3))
-                s.compute("vector", "tensor_reduce", most, score.all(), elements=n)
-                s.activation("exp", powers, score.all(), most)
+                limit, total, inverse = (s.tile(1, FP32).all() for _ in range(3))
+                s.compute("vector", "tensor_reduce", limit, score.all(), elements=n)
+                s.activation("exp", powers, score.all(), limit)
                 s.compute("vector", "tensor_reduce", total, powers, elements=n)
                 s.compute("vector", "reciprocal", inverse, total)
                 s.compute("vector", "tensor_scalar", result, powers, inverse, scalar_operands=1)

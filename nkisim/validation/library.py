@@ -20,8 +20,8 @@ from nkisim.event import Event
 from nkisim.install import install
 from nkisim.launch import run
 from nkisim.policy import POLICIES, Policy
-from nkisim.validation.library_calls import LibraryRow, call_of
-from nkisim.validation.rows import Row
+from validation.library_calls import LibraryRow, call_of
+from validation.rows import Row
 
 GIVEN = Path(__file__).parent / "library_rows.json"
 _DEFINED = re.compile(r"^(?:def|class) (\w+)\b", re.MULTILINE)
@@ -57,7 +57,7 @@ def _row(r: dict[str, Any]) -> LibraryRow:
 
 
 @contextmanager
-def _older_door() -> Iterator[None]:
+def _older_namespace() -> Iterator[None]:
     """One kernel of the library takes its annotations from the namespace before `nki`; only its import may."""
     old = ModuleType("neuronxcc")
     vars(old).update(nki=sys.modules["nki"], __path__=[])
@@ -97,7 +97,7 @@ class Library:
         """
         if name not in self.modules:
             raise LookupError(f"the checkout defines no {name}")
-        with _older_door():
+        with _older_namespace():
             return getattr(importlib.import_module(self.modules[name]), name)
 
     def record(self, row: LibraryRow) -> Recorded:
@@ -116,7 +116,7 @@ class Library:
                     refused = f"{type(error).__name__}: {sentence(error)}"
                     if type(error).__name__ != "NotComputed":
                         break
-                except Exception as error:  # the library's own assertions and the like
+                except Exception as error:  # the library's assertions and the like
                     refused = f"{type(error).__name__}: {sentence(error)}"
                     break
         return Recorded(row, None, "vendor", refused.replace(f"{self.root}/", ""))

@@ -1,4 +1,4 @@
-"""The call of nki-library that a measured row stands for: the function's name and its arguments by name.
+"""The call of nki-library of a measured row: the function's name and its arguments by name.
 
 Shapes, dtypes and argument names are those of the record; what the record leaves out is stated here.
 """
@@ -64,7 +64,7 @@ def array(shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _member(value: Any, find: Find) -> Any:
-    """A member of the library's enumerations where the text names one, as in `@NormType.RMS_NORM`."""
+    """A member of the library's enumerations where the record names one, as in `@NormType.RMS_NORM`."""
     if isinstance(value, list):
         return tuple(_member(part, find) for part in value)
     if not isinstance(value, str) or not value.startswith("@"):

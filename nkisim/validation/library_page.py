@@ -1,16 +1,16 @@
-"""The page of the vendor's own kernels: coverage, error, bands and order by family, every row, and the refused ones."""
+"""The page of the vendor's kernels: coverage, error, bands and order by family, every row, and the refused ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from nkisim.timeline.schedule import schedule
-from nkisim.validation.library import Recorded
-from nkisim.validation.outcome import Outcome, Summary, half_width, summary
+from validation.library import Recorded
+from validation.outcome import Outcome, Summary, half_width, summary
 
-HEAD = """# The vendor's own kernels
+HEAD = """# The vendor's kernels
 
-Written by `python -m nkisim.validation --library CHECKOUT --out nkisim/validation/library.md`, CHECKOUT being one of
+Written by `python -m validation --library CHECKOUT --out validation/library.md`, CHECKOUT being one of
 github.com/aws-neuron/nki-library. Its kernels run unmodified at the shapes of `library_rows.json`, at which AWS
 measured them on trn2; three of them (`argsort_unstable`, `permute_routed_tokens`, `build_all_to_all_v_metadata`) are
 in versions after d2ad3a5 (2026-04-13) only. Constants were fitted to these rows. Measured times are of one profiled
@@ -21,7 +21,7 @@ SMALL_US = 40.0
 
 
 def library_page(outcomes: Sequence[Outcome], refused: Sequence[Recorded], recorded: Sequence[Recorded]) -> str:
-    """The whole page as Markdown."""
+    """The page as Markdown."""
     ordinary = sum(r.policy == "default" and r.events is not None for r in recorded)
     ran = f"{len(outcomes)} of {len(recorded)} rows run"
     parts = [

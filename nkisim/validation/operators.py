@@ -1,10 +1,10 @@
 """Measured rows of operators that no constant was fitted to; laws were checked against them, so they are seen.
 
 github.com/Jerry2423/kda-for-trainium, workspaces/*/benchmark.csv: trn2, one core, fp32, descriptors made on the host
-(`--disable-dge`). Half of the record's samples are of runs that do nothing: where it prints a whole distribution, the
+(`--disable-dge`). Half of the record's samples are of runs that do nothing: where it prints a full distribution, the
 least is 9.6 us, the median 962.5, the 90th percentile 1914.1, the mean 961.7. A median of such samples lies in the
 middle of an empty run and a real one, so the core took twice the median less 10 us. The record's other figures agree:
-24,576 passes of 456 columns kept the Tensor Engine busy for 9.43 ms beside a median of 4.73, and busy shares, where the
+24,576 passes of 456 columns used the Tensor Engine for 9.43 ms and had a median of 4.73, and busy shares, where the
 record has them, times the core's time give the work of the engine. By them one median is of a real run (SiLU, 11
 chunks): the Scalar Engine's 25 % of twice as much would be twice its work. Left out: rows with `sequential_range`
 prefetch, which this sketch cannot say, rows that spilled or loaded twice, and rows of a wrong result.
@@ -19,10 +19,10 @@ from collections.abc import Callable
 from functools import partial
 
 from nkisim.event import Event
-from nkisim.validation.elementwise import adamw_by_columns, adamw_by_rows, mamba, rope_by_halves, rope_packed, silu
-from nkisim.validation.products import attention, batched, normed_product, product, transposed_left
-from nkisim.validation.rows import SPREAD as ROW_SPREAD
-from nkisim.validation.rows import Row
+from validation.elementwise import adamw_by_columns, adamw_by_rows, mamba, rope_by_halves, rope_packed, silu
+from validation.products import attention, batched, normed_product, product, transposed_left
+from validation.rows import SPREAD as ROW_SPREAD
+from validation.rows import Row
 
 Kernel = Callable[[], list[Event]]
 EMPTY_RUN_US = 10.0
@@ -57,7 +57,7 @@ def row(group: str, name: str, ms: float, kernel: Kernel) -> Row:
 
 
 def attention_row(name: str, length: int, us: float, kernel: Kernel) -> Row:
-    """A row of the second record, whose times are whole microseconds."""
+    """A row of the second record, whose times are integer microseconds."""
     return Row(name, f"attention of {length}", us, (kernel,), "trainium-kernel-fusion", spread=1 + max(0.02, 1 / us))
 
 

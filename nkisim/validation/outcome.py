@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nkisim.timeline.chip import Chip
 from nkisim.timeline.schedule import schedule
 from nkisim.timeline.trn2 import TRN2
-from nkisim.validation.rows import Row
+from validation.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Outcome:
     # by nominal constants: as the kernel is written, and as a pipelining compiler might order it
     program: float
     pipelined: float
-    # where nine of ten measured kernels are, by the residuals of the vendor's
+    # where eight of ten measured kernels are, by the residuals of the vendor's
     likely_low: float
     likely_high: float
 
@@ -53,7 +53,7 @@ class Summary:
     error: float
     inside: int
     likely: int
-    # pairs of one group that the measurements tell apart, and those of them in the right order
+    # pairs of one group that the measurements distinguish, and those of them in the right order
     pairs: int
     ordered: int
 

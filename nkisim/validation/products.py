@@ -1,6 +1,6 @@
 """Sketches of published kernels around products: fp32 products and their bf16 splits, softmax, RMSNorm, attention.
 
-On one core, written from the descriptions in their records; no code of theirs. A split product takes the high and
+On one core, written from the descriptions in their records; no code of their code. A split product takes the high and
 the low bf16 part of each operand and adds three products.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nkisim.event import Event
-from nkisim.validation.sketch import Array, Sketch, Tile, View, static_sketch
+from validation.sketch import Array, Sketch, Tile, View, static_sketch
 
 P, BANK = 128, 512
 FP32, BF16 = "float32", "bfloat16"
@@ -38,12 +38,12 @@ def transposed(s: Sketch, dst: View, data: View, identity: View) -> None:
     copy(s, dst, bank.all())
 
 
-def turned_together(s: Sketch, parts: list[View], identity: View) -> View:
+def transposed_together(s: Sketch, parts: list[View], identity: View) -> View:
     """Transposes of 128 rows into neighbouring columns of one bank, from where one copy takes them.
 
     The compiler does so for four of them where nothing comes between. Their record counts copies out of PSUM: 21,568 in
-    grouped attention where each part is weighed as it is turned and 9,280 where all are turned first, 4,608 and 4,224
-    in batches, 132 in the product before an RMSNorm.
+    grouped attention where each part is multiplied as it is transposed and 9,280 where all are transposed first, 4,608
+    and 4,224 in batches, 132 in the product before an RMSNorm.
     """
     first, last = parts[0].partitions
     columns = parts[0].elements // (last - first)
@@ -54,11 +54,11 @@ def turned_together(s: Sketch, parts: list[View], identity: View) -> View:
 
 
 class Limbs:
-    """An operand of (128, columns) in fp32, or as a high and a low part in bf16; `whole` is its tile in fp32."""
+    """An operand of (128, columns) in fp32, or as a high and a low part in bf16; `full` is its tile in fp32."""
 
-    def __init__(self, s: Sketch, columns: int, split: bool, whole: Tile | None = None) -> None:
+    def __init__(self, s: Sketch, columns: int, split: bool, full: Tile | None = None) -> None:
         self.s = s
-        self.tiles = [s.tile(columns, BF16) for _ in range(2)] if split else [whole or s.tile(columns, FP32)]
+        self.tiles = [s.tile(columns, BF16) for _ in range(2)] if split else [full or s.tile(columns, FP32)]
 
     def take(self, start: int, source: View) -> None:
         """Store fp32 columns: as they are (which the caller does not need for loads), or both parts."""
@@ -134,7 +134,7 @@ def batched(block: int, softmax: bool = False, copies: tuple[str, ...] = ("unkno
             for i in range(0, block, together):
                 rows = [b * n + (first + i + j) * P for j in range(together)]
                 parts = [load(s, left, (row, row + P), (0, k)).all() for row in rows]
-                copy(s, packed.part(i * P, (i + together) * P), turned_together(s, parts, identity))
+                copy(s, packed.part(i * P, (i + together) * P), transposed_together(s, parts, identity))
             for i in range(block):
                 row = b * n + (first + i) * P
                 weights = packed.part(i * P, i * P + P)
@@ -160,9 +160,9 @@ def _softmax_row(s: Sketch, weights: View, moving: Tile, target: View, copies: t
         bank = s.tile(BANK, FP32, "psum")
         s.nc_matmul(bank.all(), weights, moving.part(start, start + BANK), False)
         copy(s, score.part(start, start + BANK), bank.all(), copies[i % len(copies)])
-    most, total, inverse = (s.tile(1, FP32) for _ in range(3))
-    s.compute("vector", "tensor_reduce", most.all(), score.all(), elements=n)
-    s.activation("exp", powers.all(), score.all(), most.all())
+    limit, total, inverse = (s.tile(1, FP32) for _ in range(3))
+    s.compute("vector", "tensor_reduce", limit.all(), score.all(), elements=n)
+    s.activation("exp", powers.all(), score.all(), limit.all())
     s.compute("vector", "tensor_reduce", total.all(), powers.all(), elements=n)
     s.compute("vector", "reciprocal", inverse.all(), total.all())
     s.compute("vector", "tensor_scalar", result.all(), powers.all(), inverse.all(), scalar_operands=1)
@@ -205,10 +205,12 @@ def normed_product(split: bool, scale_after: bool, residual: bool = False) -> li
             if residual:
                 s.compute("vector", "tensor_tensor", scaled.all(), scaled.all(), gain.all(), inputs=2)
             data = scaled
-        turned = _turn(s, data, split, identity)
+        transposed_tile = _transpose(s, data, split, identity)
         for start in range(0, n, BANK):
             bank, result = s.tile(BANK, FP32, "psum"), s.tile(BANK, FP32)
-            pairs = ((turned.parts(i * P, i * P + P), b.parts(start, start + BANK)) for i, b in enumerate(stays))
+            pairs = (
+                (transposed_tile.parts(i * P, i * P + P), b.parts(start, start + BANK)) for i, b in enumerate(stays)
+            )
             accumulate(s, bank.all(), pairs)
             if scale_after:
                 s.compute("vector", "tensor_scalar", result.all(), bank.all(), root.all(), scalar_operands=1)
@@ -218,17 +220,17 @@ def normed_product(split: bool, scale_after: bool, residual: bool = False) -> li
     return s.events()
 
 
-def _turn(s: Sketch, data: Tile, split: bool, identity: View) -> Limbs:
+def _transpose(s: Sketch, data: Tile, split: bool, identity: View) -> Limbs:
     """Transpose each 128 columns, four to a bank; parts are taken from a copy in SBUF."""
-    turned = Limbs(s, data.columns, split)
+    transposed_tile = Limbs(s, data.columns, split)
     for start in range(0, data.columns, BANK):
-        source = turned_together(s, [data.part(i, i + P) for i in range(start, start + BANK, P)], identity)
+        source = transposed_together(s, [data.part(i, i + P) for i in range(start, start + BANK, P)], identity)
         if split:
             scratch = s.tile(BANK, FP32).all()
             copy(s, scratch, source)
             source = scratch
-        turned.take(start, source)
-    return turned
+        transposed_tile.take(start, source)
+    return transposed_tile
 
 
 def product_normed(split: bool, by_parts: bool) -> list[Event]:
@@ -249,10 +251,10 @@ def product_normed(split: bool, by_parts: bool) -> list[Event]:
         part.load(0, weight, (i * P, i * P + P), (0, n))
     for row in range(0, 4096, P):
         rows, sums = (row, row + P), s.tile(n, FP32)
-        turned = _turn(s, load(s, source, rows, (0, n)), split, identity)
+        transposed_tile = _transpose(s, load(s, source, rows, (0, n)), split, identity)
         for start in range(0, n, BANK):
             span, bank = (start, start + BANK), s.tile(BANK, FP32, "psum")
-            pairs = ((turned.parts(i * P, i * P + P), b.parts(*span)) for i, b in enumerate(stays))
+            pairs = ((transposed_tile.parts(i * P, i * P + P), b.parts(*span)) for i, b in enumerate(stays))
             accumulate(s, bank.all(), pairs)
             more = load(s, other, rows, span).all()
             s.compute("vector", "tensor_tensor", sums.part(*span), bank.all(), more, inputs=2)
@@ -298,20 +300,20 @@ def attention(length: int, dtype: str) -> list[Event]:
     """Attention of one head of 128: scores, softmax and sums stay on chip, a tile of 128 queries at a time."""
     s = Sketch()
     q, k, v = (load(s, s.array(P, length, dtype), (0, P), (0, length), dtype) for _ in range(3))
-    out, identity, turned = s.array(length, P, dtype), identity_matrix(s), s.tile(length, FP32)
+    out, identity, transposed_tile = s.array(length, P, dtype), identity_matrix(s), s.tile(length, FP32)
     for at in range(0, length, P):
-        transposed(s, turned.part(at, at + P), v.part(at, at + P), identity)
+        transposed(s, transposed_tile.part(at, at + P), v.part(at, at + P), identity)
     for row in range(0, length, P):
-        _attend(s, q.part(row, row + P), (k, turned), identity, out.block((row, row + P), (0, P)))
+        _attend(s, q.part(row, row + P), (k, transposed_tile), identity, out.block((row, row + P), (0, P)))
     return s.events()
 
 
 def _attend(s: Sketch, query: View, cached: tuple[Tile, Tile], identity: View, target: View) -> None:
     keys, values = cached
     length, chunks = keys.columns, keys.columns // BANK
-    score, powers, turned = (s.tile(length, FP32) for _ in range(3))
+    score, powers, transposed_tile = (s.tile(length, FP32) for _ in range(3))
     peaks, totals = s.tile(chunks, FP32), s.tile(chunks, FP32)
-    most, total, inverse = (s.tile(1, FP32) for _ in range(3))
+    limit, total, inverse = (s.tile(1, FP32) for _ in range(3))
     spans = [(i * BANK, i * BANK + BANK) for i in range(chunks)]
     for span in spans:
         bank = s.tile(BANK, FP32, "psum")
@@ -319,23 +321,23 @@ def _attend(s: Sketch, query: View, cached: tuple[Tile, Tile], identity: View, t
         copy(s, score.part(*span), bank.all())
     for i, span in enumerate(spans):
         s.compute("vector", "tensor_reduce", peaks.part(i, i + 1), score.part(*span), elements=BANK)
-    s.compute("vector", "tensor_reduce", most.all(), peaks.all(), elements=chunks)
+    s.compute("vector", "tensor_reduce", limit.all(), peaks.all(), elements=chunks)
     for i, span in enumerate(spans):
-        s.activation("exp", powers.part(*span), score.part(*span), most.all())
+        s.activation("exp", powers.part(*span), score.part(*span), limit.all())
         s.compute("vector", "tensor_reduce", totals.part(i, i + 1), powers.part(*span), elements=BANK)
     s.compute("vector", "tensor_reduce", total.all(), totals.all(), elements=chunks)
     s.compute("vector", "reciprocal", inverse.all(), total.all())
     for at in range(0, length, P):
-        transposed(s, turned.part(at, at + P), powers.part(at, at + P), identity)
+        transposed(s, transposed_tile.part(at, at + P), powers.part(at, at + P), identity)
     bank, result = s.tile(P, FP32, "psum"), s.tile(P, target.dtype)
     for at in range(0, length, P):
-        s.nc_matmul(bank.all(), turned.part(at, at + P), values.part(at, at + P), at > 0)
+        s.nc_matmul(bank.all(), transposed_tile.part(at, at + P), values.part(at, at + P), at > 0)
     s.compute("vector", "tensor_scalar", result.all(), bank.all(), inverse.all(), scalar_operands=1)
     s.dma_copy(target, result.all())
 
 
-def turned(rows: int, columns: int) -> list[Event]:
-    """The transpose of an fp32 matrix by tiles of 128 x 128, each loaded, turned, copied and stored."""
+def transposed_tile(rows: int, columns: int) -> list[Event]:
+    """The transpose of an fp32 matrix by tiles of 128 x 128, each loaded, transposed, copied and stored."""
     s = Sketch()
     source, out, identity = s.array(rows, columns, FP32), s.array(columns, rows, FP32), s.tile(P, FP32).all()
     for row in range(0, rows, P):

@@ -3,7 +3,7 @@
 github.com/yahavb/trainium-agent-labs, projects/03-chipboost: trn2, NKI 0.6, bf16, one physical core unless a row says
 two, the device's clock from launch to end, medians of interleaved runs. Shapes are (K, M, N) for products and
 (rows, columns) else; blocks are (M, N, K) in tiles of 128, 512 and 128, fitted to divisors of the shape.
-The held-out file writes its shapes M x K x N.
+The hold-out file writes its shapes M x K x N.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nkisim.event import Event
-from nkisim.validation.kernels import (
+from validation.kernels import (
     added,
     blocked_matmul,
     packed_copy,
@@ -22,7 +22,7 @@ from nkisim.validation.kernels import (
     split_matmul,
     tiled_copy,
 )
-from nkisim.validation.products import turned
+from validation.products import transposed_tile
 
 Shape = tuple[int, int, int]
 GATE_UP, Q_PROJ = (4096, 256, 6144), (4096, 256, 2048)
@@ -132,7 +132,9 @@ COURSE = (
     _sum((25600, 128, 200), 15),
     _sum((256000, 128, 2000), 28, True),
     _sum((256000, 128, 1000), 26, True),
-    Row("transpose of 1024 x 1024, fp32", "transposes", 86, (partial(turned, 1024, 1024),), "asst4 writeup.md"),
+    Row(
+        "transpose of 1024 x 1024, fp32", "transposes", 86, (partial(transposed_tile, 1024, 1024),), "asst4 writeup.md"
+    ),
 )
 
 ROWS: tuple[Row, ...] = (

@@ -1,17 +1,17 @@
 """Measured rows that were found after those of `operators.py`: no constant was fitted to them, but they are seen.
 
 They are of the same two records, with the same conditions and the same reading of medians. Their sketches were
-corrected once, by the record's counts of copies out of PSUM (`products.turned_together`).
+corrected once, by the record's counts of copies out of PSUM (`products.transposed_together`).
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from nkisim.validation.heads import Variant, grouped_attention, stored_attention
-from nkisim.validation.operators import attention_row, row
-from nkisim.validation.products import batched, normed_product, product, product_normed, transposed_left
-from nkisim.validation.rows import Row
+from validation.heads import Variant, grouped_attention, stored_attention
+from validation.operators import attention_row, row
+from validation.products import batched, normed_product, product, product_normed, transposed_left
+from validation.rows import Row
 
 TURNED = Variant(block=1)
 FOLDED = Variant(block=2, scaled=False, divided=False)
@@ -20,9 +20,9 @@ DIRECT = Variant(block=2, scaled=False, divided=False, split=True, peak=False, d
 
 GROUPED: dict[str, tuple[float, Variant]] = {
     "values weighed at once": (10.6579, Variant()),
-    "turned first": (10.5204, TURNED),
-    "turned first, scaled by exp": (9.6523, Variant(block=1, scaled=False)),
-    "turned first, sums divided": (8.6820, Variant(block=1, divided=False)),
+    "transposed first": (10.5204, TURNED),
+    "transposed first, scaled by exp": (9.6523, Variant(block=1, scaled=False)),
+    "transposed first, sums divided": (8.6820, Variant(block=1, divided=False)),
     "scaled by exp, sums divided": (7.7904, Variant(block=1, scaled=False, divided=False)),
     "blocks of 2": (7.5276, FOLDED),
     "blocks of 4": (7.5470, Variant(block=4, scaled=False, divided=False)),

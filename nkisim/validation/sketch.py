@@ -1,4 +1,4 @@
-"""A kernel as the events it would leave behind, without data: time does not depend on values.
+"""A kernel as the events it would leave, without data: time does not depend on values.
 
 A sketch has tiles and HBM tensors, and one method for each instruction that the measured kernels use. `events`
 places the tiles as a launch does and returns the parts of a recording.
@@ -51,7 +51,7 @@ class Tile:
                     bytes_[1] - bytes_[0])  # fmt: skip
 
     def all(self) -> View:
-        """The whole tile."""
+        """The full tile."""
         return self.part(0, self.columns)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from nkisim.validation.layers import adapted_product, batched_together, gated, gelu, gelu_product, softmax_in_psum
-from nkisim.validation.operators import row
-from nkisim.validation.rows import Row
+from validation.layers import adapted_product, batched_together, gated, gelu, gelu_product, softmax_in_psum
+from validation.operators import row
+from validation.rows import Row
 
 Shape = tuple[int, int, int]
 
@@ -25,12 +25,12 @@ GELU: dict[Shape, tuple[tuple[float, float, float], tuple[float, float, float]]]
 
 
 def _gelu_rows(shape: Shape, dtype: str, times: tuple[float, float, float]) -> list[Row]:
-    """Whole microseconds, so that a pair differs by more than one, or by 2 %."""
-    whole = partial(gelu_product, shape, dtype)
+    """Integer microseconds, so that a pair differs by more than one, or by 2 %."""
+    full = partial(gelu_product, shape, dtype)
     kernels = {
-        "GELU apart": (partial(whole, ""), partial(gelu, shape[1:], dtype)),
-        "GELU by a table": (partial(whole, "table"),),
-        "GELU by a sigmoid": (partial(whole, "sigmoid"),),
+        "GELU apart": (partial(full, ""), partial(gelu, shape[1:], dtype)),
+        "GELU by a table": (partial(full, "table"),),
+        "GELU by a sigmoid": (partial(full, "sigmoid"),),
     }
     k, m, n = shape
     return [

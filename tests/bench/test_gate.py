@@ -1,4 +1,4 @@
-"""The gate of token identity: equal answers pass, a forged id is found and placed, and requests are of every kind."""
+"""The gate of token identity: equal outputs pass, a forged id is reported with its position, all kinds of requests."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from trnspec.llm import Output
 
 
 def test_the_requests_are_of_every_kind() -> None:
-    found = gate.questions(200)
-    assert len({(q.k_limit, q.params.temperature > 0, q.params.filters) for q in found}) == 3 * 3, "greedy filters none"
-    assert len({q.text for q in found}) > len(demo.prompts()), "some are three prompts and the beginning of their copy"
-    assert gate.questions(200) == found != gate.questions(200, seed=1)
+    requests = gate.questions(200)
+    kinds = {(q.k_limit, q.params.temperature > 0, q.params.filters) for q in requests}
+    assert len(kinds) == 3 * 3, "greedy requests have no filters"
+    assert len({q.text for q in requests}) > len(demo.prompts()), "some are three prompts and their repetition"
+    assert gate.questions(200) == requests != gate.questions(200, seed=1)
 
 
-def test_the_first_difference_is_placed() -> None:
+def test_the_position_of_the_first_difference() -> None:
     for a, b, at in (([1, 2, 3], [1, 9, 3], 1), ([1, 2, 3], [1, 2], 2), ([1], [1, 2], 1), ([4], [5], 0)):
-        (found,) = gate.differences([[7], a], [[7], b])
-        assert (found.question, found.at, found.before) == (1, at, a[:at])
+        (difference,) = gate.differences([[7], a], [[7], b])
+        assert (difference.question, difference.at, difference.before) == (1, at, a[:at])
         assert not gate.differences([a], [a])
 
 
-def test_a_bundle_passes_and_a_forged_id_is_found_and_weighed(
+def test_a_bundle_passes_and_a_forged_id_is_reported_with_the_gap_of_its_logits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """In place of an LLM of the demo pair: drafts never change an id, but of one request of the sets in `forged`."""
+    """A stand-in for the LLM of the demo pair; speculation changes one id of the sets of requests in `forged`."""
     forged = list[dict[str, Any]]()
 
     def generate(prompts: list[list[int]], params: list[Params], **options: Any) -> list[Output]:
         assert all(0 < len(ids) <= 64 - 7 - 6 for ids in prompts)
         ids = [[5, p.seed % 999, 7 + (options in forged and n == 0)] for n, p in enumerate(params)]
-        return [Output(found, steps=1) for found in ids]
+        return [Output(row, steps=1) for row in ids]
 
     llm = mock.MagicMock()
     monkeypatch.setattr(gate, "LLM", llm)
@@ -69,17 +70,17 @@ def _other(body: dict[str, Any]) -> dict[str, Any]:
 def test_two_servers_are_compared_by_ids_or_characters_and_a_dead_one_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags, drawn = ["--requests", "20", "--tokens", "4"], [q for q in gate.questions(20) if q.params.temperature]
+    flags, sampled = ["--requests", "20", "--tokens", "4"], [q for q in gate.questions(20) if q.params.temperature]
     with endpoint(seeded_ids) as first, endpoint(seeded_ids) as second, endpoint(_other) as third:
         gate.main(["--baseline", first, "--speculative", second, *flags])
         with pytest.raises(SystemExit, match="1"):
             gate.main(["--baseline", first, "--speculative", third, *flags])
     out = capsys.readouterr().out
-    assert (out.count("differs at token 1"), f"| {len(drawn)} |" in out) == (min(len(drawn), 10), True)
+    assert (out.count("differs at token 1"), f"| {len(sampled)} |" in out) == (min(len(sampled), 10), True)
     with endpoint(lambda body: {"text": "same"}) as first, endpoint(lambda body: {"text": "some"}) as second:
         ends = [Endpoint(address, "m") for address in (first, second)]
-        (found, *_) = gate.of_endpoints(*ends, gate.questions(3), 4)["differences"]
-    assert (found["at"], found["baseline"][:3]) == (1, ["a", "m", "e"])
+        (difference, *_) = gate.compare_endpoints(*ends, gate.questions(3), 4)["differences"]
+    assert (difference["at"], difference["baseline"][:3]) == (1, ["a", "m", "e"])
     with pytest.raises(UserError, match="gave no completion"):
         gate.main(["--baseline", first, "--speculative", second, *flags])
 

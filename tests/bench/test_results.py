@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from bench.provenance import header, read_result, write_result
-from model.errors import UserError
+from bench.provenance import HEADER, header, write_result
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "bench/results").iterdir())
@@ -19,20 +19,18 @@ PAGES = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md"
 def test_a_result_has_a_header_a_page_and_a_target(file: Path) -> None:
     assert file.suffix in (".json", ".md"), "a picture would have to carry the digest of its data"
     if file.suffix == ".json":
-        assert read_result(file)["source"] in ("simulated", "wall")
+        result = json.loads(file.read_text(encoding="utf-8"))
+        assert set(HEADER) <= set(result)
+        assert result["source"] in ("simulated", "wall")
     else:
         assert re.search(r"^source simulated, commit \w+, .*, \d{4}-\d\d-\d\dT", file.read_text(encoding="utf-8"), re.M)
     assert f"bench/results/{file.name}" in PAGES
     assert f"--out bench/results/{file.name}" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def test_results_are_small_json_by_line_and_strict(tmp_path: Path) -> None:
+def test_results_are_small_json_by_line(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in RESULTS) <= 80_000
     rows = [{"a": 1}, {"a": 2}]
     write_result(tmp_path / "x.json", header("wall") | {"rows": rows})
-    assert read_result(tmp_path / "x.json", "rows")["rows"] == rows
+    assert json.loads((tmp_path / "x.json").read_text())["rows"] == rows
     assert len((tmp_path / "x.json").read_text().splitlines()) > len(rows)
-    (tmp_path / "list.json").write_text("[1]")
-    for name in ("absent.json", "list.json", "x.json"):
-        with pytest.raises(UserError, match="give a file that --out wrote"):
-            read_result(tmp_path / name, "other")

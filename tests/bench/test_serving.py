@@ -1,4 +1,4 @@
-"""Load on servers: what is read from the public client's file, CPU time, and no ratio where an answer differs."""
+"""Load on servers: figures of the client's file, CPU time, and no ratio if an output differs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULT: dict[str, Any] = {
     "spec_decode_acceptance_length": 5.02, "spec_decode_num_drafts": 150,
     "spec_decode_per_position_acceptance_rates": [0.9, 0.8, 0.7],
 }  # fmt: skip
-# a stand-in for the command: it writes that result, with half of the tokens a second for the server named baseline
+# a stand-in for the vllm command: it writes RESULT, with half of the throughput for the baseline
 CLIENT = """#!/usr/bin/env python3
 import json, sys
 flags = dict(zip(sys.argv, sys.argv[1:]))
@@ -45,7 +45,7 @@ def _script(file: Path, text: str) -> str:
 
 
 @pytest.mark.parametrize("identical", [True, False])
-def test_ratios_are_shown_where_answers_are_identical(
+def test_ratios_are_shown_if_outputs_are_identical(
     identical: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(body: dict[str, Any]) -> dict[str, Any]:
@@ -56,20 +56,20 @@ def test_ratios_are_shown_where_answers_are_identical(
         flags = f"--baseline {baseline}/v1/ --speculative {speculative} --requests 6 --clients 4 --gate 5 --rounds 1"
         with nullcontext() if identical else pytest.raises(SystemExit, match="1"):
             serving.main([*flags.split(), "--vllm", vllm, "--out", str(tmp_path / "out.json")])
-    found, out = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
-    rows = {(r["prompts"], r["clients"], r["server"]): r for r in found["rows"]}
+    result, out = json.loads((tmp_path / "out.json").read_text()), capsys.readouterr().out
+    rows = {(r["prompts"], r["clients"], r["server"]): r for r in result["rows"]}
     assert len(rows) == 4
     assert rows["open", 4, "speculative"].get("times baseline") == (2.0 if identical else None)
     assert rows["open", 4, "speculative"]["spec_decode_acceptance_length"] == 5.02
     assert (rows["open", 4, "baseline"]["median_itl_ms"], rows["open", 4, "baseline"]["p99_e2el_ms"]) == (6.0, 220.7)
-    assert len(found["gate"]["differences"]) == (0 if identical else 5)
+    assert len(result["gate"]["differences"]) == (0 if identical else 5)
     assert ("NOT identical: no ratio is shown" in out, "differs at token 0" in out) == (not identical, not identical)
     # the tuner reads the file
     assert [known.shares for known in acceptance.read(tmp_path / "out.json")] == 2 * [(0.9, 0.8, 0.7)]
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """A machine that slows down between two rounds does not show."""
+    """A slower machine in a later round does not change them."""
     speeds = {serving.BASELINE: 100.0, serving.SPECULATIVE: 190.0, serving.STOCK: 95.0}
     rows = [
         RESULT | {"prompts": "open", "clients": 4, "round": n, "server": name, "output_throughput": speed / 2**n,
@@ -81,26 +81,26 @@ def test_ratios_are_taken_within_a_round() -> None:
 
 
 def test_a_load_without_all_answers_is_refused(tmp_path: Path) -> None:
-    for found, said in (
+    for result, message in (
         (RESULT | {"completed": 5}, "got 5 of 6 answers"),
         (RESULT | {"median_tpot_ms": None}, "got 6 of 6 answers"),
         ([], "is no result of vllm bench serve"),
     ):
-        (tmp_path / "r.json").write_text(json.dumps(found))
-        with pytest.raises(UserError, match=said):
+        (tmp_path / "r.json").write_text(json.dumps(result))
+        with pytest.raises(UserError, match=message):
             serving.figures(tmp_path / "r.json", 6)
 
 
-def test_cpu_time_is_of_the_whole_tree_of_processes() -> None:
+def test_cpu_time_includes_child_processes() -> None:
     here = Endpoint("", "", os.getpid())
     with subprocess.Popen(["sh", "-c", "while :; do :; done"]) as child:
-        begin, own = here.cpu_seconds(), time.process_time()
-        while here.cpu_seconds() - begin - (time.process_time() - own) < 0.2:
+        begin, parent = here.cpu_seconds(), time.process_time()
+        while here.cpu_seconds() - begin - (time.process_time() - parent) < 0.2:
             time.sleep(0.05)
         child.kill()
 
 
-def test_what_is_missing_is_said_before_anything_is_built(tmp_path: Path) -> None:
+def test_missing_options_and_packages_are_refused_before_a_build(tmp_path: Path) -> None:
     vllm, bundles = _script(tmp_path / "vllm", "#!/bin/sh\nenv\n"), tmp_path / "bundles"
     for more in ([], ["--baseline", "http://a"], ["--demo", "--speculative", "http://b"]):
         with pytest.raises(UserError, match="two servers are compared"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,10 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 from werkzeug.wrappers import Response
 
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_MAX_ATTEMPTS": "2", "AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}  # fmt: skip
 STATUS = {"SlowDown": 503, "AccessDenied": 403, "RequestTimeTooSkewed": 403}
 
 

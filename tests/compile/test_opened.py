@@ -22,7 +22,7 @@ from compile.store import main as store
 from model.errors import UserError
 from model.weights import shard_file
 from tests.compile.tiny import flip, forge, refused, relist, spec
-from tests.hostile import damage, invocations
+from tests.hostile import corruption, invocations
 from tests.model.family import untraced
 from trnspec.bundle import hlo
 from trnspec.bundle.manifest import MANIFEST
@@ -42,27 +42,22 @@ def _ids(bundle: Path) -> tuple[int, ...]:
 
 
 def test_damages_are_refused(built: Path, tmp_path: Path) -> None:
-    series = damage.damage_files(built, tmp_path, seed=15, count=40)
+    series = corruption.corrupt_files(built, tmp_path, seed=15, count=40)
     assert series.tried >= 35
-    assert not series.short, str(series)
+    assert not series.failures, str(series)
 
 
 def test_no_forged_manifest_is_read(base: Path, tmp_path: Path) -> None:
-    series = damage.forge(untraced(spec(base, "untraced", k=2, batch=1)), tmp_path, read_bundle)
+    series = corruption.forge(untraced(spec(base, "untraced", k=2, batch=1)), tmp_path, read_bundle)
     assert series.tried > 280
-    assert not series.short, str(series)
+    assert not series.failures, str(series)
 
 
 @pytest.mark.slow
 def test_wrong_invocations_are_sentences(base: Path, built: Path, tmp_path: Path) -> None:
     series = invocations.invocations(tmp_path, build(spec(base, "pair", k=2, batch=1)), built)
-    assert series.tried >= 250
-    assert not series.short, str(series)
-
-
-def test_requests_at_the_ends_of_their_ranges_are_served() -> None:
-    for request in invocations.allowed():
-        invocations.check(invocations.CONFIG, request)
+    assert series.tried >= 200
+    assert not series.failures, str(series)
 
 
 def _on_open(patch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ import pytest
 
 from compile.build import checked_plan
 from compile.build import main as build
-from compile.report import CAPACITY
+from compile.report import CAPACITY, hbm_text
 from compile.spec import BuildSpec, Recipe
 from model.config import PRESETS
+from model.errors import UserError
 from model.graph_key import GraphKey, Stage
 from model.parallel import HeadMap
 from tests.compile.tiny import refused, write_model
@@ -116,7 +119,9 @@ def test_a_set_of_k_has_a_graph_for_each_and_one_copy_of_everything(capsys: pyte
 def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) -> None:
     """In the plan, and in a refusal of what would fit without it."""
     build(["--k", "7", "--dry-run"])
-    text = "7.3 of 25.8 GB: weights 2.34, caches 0.21, code 1.25, rings 3.00, scratch 0.33, fixed 0.14 (code and later"
+    text = (
+        "7.3 of 25.8 GB: weights 2.17, draft 0.16, caches 0.21, code 1.25, rings 3.00, scratch 0.33, fixed 0.14 (code"
+    )
     assert text in capsys.readouterr().out
     build(["--k", "7", "--dry-run", "--json"])
     sizes = json.loads(capsys.readouterr().out)["bytes_per_rank"]
@@ -124,7 +129,28 @@ def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) 
     tight = BuildSpec(k="7", tp=4, max_len=16384)
     plan = make_plan(tight.bundle)
     assert plan.weight_bytes + plan.cache_bytes < CAPACITY
-    refused(lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 17.40, ", "; raise --tp, lower")
+    refused(
+        lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 16.38, draft 1.02, ", "; raise --tp, lower"
+    )
+
+
+@pytest.mark.parametrize(("tp", "weights"), [(4, "weights 16.38, draft 1.02, "), (8, "weights 8.19, draft 0.51, ")])
+def test_one_chip_and_two_hold_the_32b_with_its_draft(tp: int, weights: str) -> None:
+    """Every graph of k 7 at each batch of 1024 positions; at 32768 the blocks that fit, and no block more."""
+    for batch in (1, 4, 8, 16):
+        assert f" of 25.8 GB: {weights}caches " in hbm_text(checked_plan(BuildSpec(tp=tp, batch=batch, k="7")))
+    long = BuildSpec(tp=tp, batch=4, k="7", max_len=32768, recipe=Recipe(chunks=(512,), context_buckets=(32768,)))
+    if tp == 8:
+        return checked_plan(long) and None
+    with pytest.raises(UserError, match="give at most") as refusal:
+        checked_plan(long)
+    blocks = int(re.findall(r"at most (\d+) blocks", str(refusal.value))[0])
+    # more than one sequence of 32768 positions
+    assert blocks > 1.2 * 32768 / 128
+    of = {more: replace(long, recipe=replace(long.recipe, blocks=blocks + more)) for more in (0, 1)}
+    assert checked_plan(of[0])
+    refused(lambda: checked_plan(of[1]), f"at most {blocks} blocks by --recipe")
+    refused(lambda: checked_plan(replace(long, recipe=Recipe())), "have fewer graphs: one --k, and context_buckets and")
 
 
 def test_k_unless_given(tmp_path: Path) -> None:

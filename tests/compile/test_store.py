@@ -23,15 +23,13 @@ from compile.store import bundles, pull, push, verify
 from compile.store import main as store
 from model.errors import UserError
 from model.weights import shard_file
-from tests.compile.faulty_s3 import Fault, FaultyS3, faulty_s3
+from tests.compile.faulty_s3 import ENVIRONMENT, Fault, FaultyS3, faulty_s3
 from tests.compile.tiny import flip, forge, refused, relist
-from tests.hostile.network import ENVIRONMENT
 from trnspec.bundle.manifest import MANIFEST, Manifest, sha256_of
 from trnspec.bundle.opening import open_bundle, read_bundle
 from trnspec.bundle.signature import SIGNATURE, VARIABLE
 
 SHARD = shard_file(0)
-# the secret of hostile.network's environment
 SECRET = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
 
 

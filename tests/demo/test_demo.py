@@ -1,8 +1,7 @@
-"""The demo's weights are those that tests and pages mean, and a few steps of training give models of the same form."""
+"""The corpus is deterministic, and a few steps of training give models of the committed form."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from pathlib import Path
@@ -14,21 +13,10 @@ from tokenizers import Tokenizer
 
 from demo.corpus import batches
 from demo.structured import GENERATORS
-from demo.train import COPIED, Learner, Plan, save, train
+from demo.train import COPIED, Plan, Trainer, save, train
 
 DEMO = Path("demo")
 TOKENIZER = Tokenizer.from_file(str(DEMO / "target/tokenizer.json"))
-# of all files of a name, in the order of their folders
-DIGESTS = {
-    "model.safetensors": "15f82e66492accd7f98767829c363cb9",
-    "tokenizer.json": "3eba97244f8c2e9a02bd658cd5401893",
-}
-
-
-@pytest.mark.parametrize("name", DIGESTS)
-def test_weights_and_tokenizers_are_the_committed_ones(name: str) -> None:
-    whole = b"".join(file.read_bytes() for file in sorted(DEMO.glob(f"*/{name}")))
-    assert hashlib.sha256(whole).hexdigest().startswith(DIGESTS[name])
 
 
 def test_the_corpus_is_the_same_for_a_seed_and_a_step_lowers_the_loss() -> None:
@@ -36,15 +24,15 @@ def test_the_corpus_is_the_same_for_a_seed_and_a_step_lowers_the_loss() -> None:
     assert (torch.equal(first, again), torch.equal(first, other)) == (True, False)
     assert all(g(random.Random(n)).endswith("\n") for g, n in itertools.product(GENERATORS, range(20)))
     torch.manual_seed(0)
-    learner = Learner("draft_small", (5e-3, 4e-3), 3)
-    losses = [learner.step(first) for _ in range(3)]
+    trainer = Trainer("draft_small", (5e-3, 4e-3), 3)
+    losses = [trainer.step(first) for _ in range(3)]
     assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
 def test_a_few_steps_give_models_of_the_committed_form(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    for name, model in train(Plan(1, 1, 2, batch=2, length=64, written=48), TOKENIZER).items():
+    for name, model in train(Plan(1, 1, 2, batch=2, length=64, generated=48), TOKENIZER).items():
         save(model, name, tmp_path / name)
         saved, committed = (load_file(folder / name / "model.safetensors") for folder in (tmp_path, DEMO))
         forms = ({n: (w.shape, w.dtype) for n, w in weights.items()} for weights in (saved, committed))

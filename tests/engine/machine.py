@@ -123,7 +123,7 @@ class Machine:
         return StepOutputs(accepted, next_ids, positions, scores=scores if key.full_sampling else None)
 
     def _drafts(self, inputs: StepInputs, slot: int, k: int) -> list[int]:
-        """Drafts of which the first ones are right, as a draft model makes them."""
+        """Drafts as a draft model makes them: the first ones are right."""
         table, first, drafts = inputs.block_table[slot], int(np.asarray(inputs.positions)[slot]), list[int]()
         visible = [*self._read(table, first), int(np.asarray(inputs.input_ids)[slot, 0])]
         for _ in range(k):
@@ -150,10 +150,10 @@ class Machine:
         if inputs.penalties is not None and inputs.penalties[row, 1]:
             # in a step those that it has emitted before the row are not counted yet
             new = visible[int(inputs.positions[row]) + 1 :] if inputs.num_tokens is None else []
-            drawn = self.counts[slot].copy()
-            np.add.at(drawn, [token for token in new if token >= 0], 1)
+            emitted = self.counts[slot].copy()
+            np.add.at(emitted, [token for token in new if token >= 0], 1)
             counts = sorted(
-                (int(t), int(drawn[t] % PROMPT_FLAG), int(drawn[t] >= PROMPT_FLAG)) for t in drawn.nonzero()[0]
+                (int(t), int(emitted[t] % PROMPT_FLAG), int(emitted[t] >= PROMPT_FLAG)) for t in emitted.nonzero()[0]
             )
         rng = random.Random(f"{visible} {inputs.seeds[row].tolist()} {counts}")
         if inputs.allowed is None:
@@ -164,7 +164,7 @@ class Machine:
 
 
 def score_of(visible: list[int], token: int) -> np.ndarray:
-    """A log-probability and a rank of what is seen, and top ids, of which the second is excluded."""
+    """A log-probability and a rank of what is seen, and top ids; the second one is excluded."""
     rng = random.Random(f"{visible} {token}")
     best = [FORBIDDEN if place == 1 else -rng.random() for place in range(TOP)]
     return np.array([-rng.random(), 1 + token, *best, *range(TOP)], np.float32)

@@ -152,14 +152,14 @@ class Outer:
             self.running[number] = Running(index, blocks, len(ids), BLOCK * len(shared))
 
     def _shared(self, ids: tuple[int, ...]) -> list[int]:
-        found = list[int]()
+        blocks = list[int]()
         # at least one token is left to compute
-        while BLOCK * (len(found) + 1) < len(ids):
-            block = self.by_prefix.get(ids[: BLOCK * (len(found) + 1)])
+        while BLOCK * (len(blocks) + 1) < len(ids):
+            block = self.by_prefix.get(ids[: BLOCK * (len(blocks) + 1)])
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def _new_block(self) -> int:
         block, _ = self.free.popitem(last=False)

@@ -59,7 +59,7 @@ def test_probes_take_a_bounded_share_of_the_steps() -> None:
     assert 0 < probes <= 4000 / 31
 
 
-def test_the_cost_of_a_k_is_that_of_its_own_steps() -> None:
+def test_the_cost_of_a_k_is_that_of_its_steps() -> None:
     """The step after a change of k was launched before it, and the next two take the time of the k before."""
     chooser, ks = AdaptiveK(KS), [7, 7, 7, 7]
     for _ in range(4000):
@@ -80,7 +80,7 @@ def test_a_k_that_promises_no_more_replaces_none() -> None:
     assert sum(a != b for a, b in itertools.pairwise(current)) <= 8
 
 
-def test_a_step_without_a_time_of_its_own_teaches_acceptance_only() -> None:
+def test_a_step_without_a_time_teaches_acceptance_only() -> None:
     chooser = AdaptiveK(KS)
     for step in range(400):
         chooser.ended(chooser.choose(), 1.0 if step < 30 else None, [(7, 0)])

@@ -84,7 +84,7 @@ def _grammar(ids: Sequence[int]) -> np.ndarray:
 
 
 def _mixed(count: int, seed: int) -> list[Request]:
-    """Prompts of which many begin alike, up to the edges of blocks, with every kind of request."""
+    """Prompts, many with a common prefix, up to the edges of blocks, with every kind of request."""
     rng = random.Random(seed)
     texts = [tuple(rng.randrange(1, V) for _ in range(LENGTH)) for _ in range(2)]
     kinds: list[dict[str, Any]] = [
@@ -127,7 +127,7 @@ def _outer(seed: int = 2, repeated: int = K) -> Outer:
 
 
 @pytest.mark.parametrize("repeated", [0, K])
-def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score(repeated: int) -> None:
+def test_preemption_prefix_sharing_and_chunks_change_no_token_and_no_score(repeated: int) -> None:
     """With penalties, masks, scores of new tokens and of prompts among the requests; no cached token runs again."""
     outer, expected = _outer(repeated=repeated), _expected()
     assert outer.run() == [result.ids for result in expected]
@@ -139,7 +139,7 @@ def test_preemption_prefix_sharing_and_pieces_change_no_token_and_no_score(repea
     assert Stage.VERIFY in _stages(outer.engine)
 
 
-def test_an_engine_with_its_own_blocks_and_steps_ahead() -> None:
+def test_an_engine_with_blocks_and_steps_ahead() -> None:
     expected = [result.ids for result in _expected()]
     engine = _engine()
     assert [result.ids for result in engine.run(REQUESTS)] == expected
@@ -435,7 +435,7 @@ def test_a_run_that_fails_leaves_the_engine_empty() -> None:
         engine.run([_request(2)])
 
 
-class EachInTurn:
+class RoundRobin:
     """The k of a list in turn; what was reported of each step."""
 
     def __init__(self, *ks: int) -> None:
@@ -450,7 +450,7 @@ class EachInTurn:
 
 def test_any_k_of_a_step_gives_the_same_tokens_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its time and the host's part before it; a full-sampling step of perhaps two graphs has none."""
-    now, step, step_k = [0.0], Machine._step, EachInTurn(3, 0, 1, 1, 3)
+    now, step, step_k = [0.0], Machine._step, RoundRobin(3, 0, 1, 1, 3)
 
     def timed(self: Machine, key: Any, inputs: Any) -> Any:
         now[0] += 1

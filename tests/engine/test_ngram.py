@@ -1,4 +1,4 @@
-"""Drafts from a request's own ids: the search against its definition, and what a build of such a bundle refuses."""
+"""Drafts from a request's ids: the search against its definition, and what a build of such a bundle refuses."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ GOOD = Request((1, 2), Params(0.8, 5, 0.9, 0.1, 7, 1.0, -1.0, 1.5, {4: -3.0}, (4
 # each passes at its limits
 RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 1e30), "top_k": (0, 2**24 - 1), "top_p": (5e-324, 1.0), "min_p": (0.0, 1.0),
-    "seed": (0, 2**64 - 1), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0),
+    "seed": (-(2**63), 2**64 - 1), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0),
     "repetition_penalty": (1e-6, 1e6),
 }  # fmt: skip
 AT_THE_LIMITS: list[dict[str, Any]] = [
@@ -50,7 +50,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "min_tokens": ({"min_tokens": 10}, "min-tokens is 10, above max-new-tokens 9"),
     "an empty word": ({"bad_words": ((),)}, "bad-words holds an empty one"),
     "a word's id": ({"bad_words": ((4, -1),)}, "bad-words holds the id -1"),
-    "nothing left": ({"bad_words": ((4,), (5,))}, "bad-words excludes every id of allowed"),
+    "only ends": ({"allowed_token_ids": (0,)}, "min-tokens excludes every id of allowed"),
+    "nothing left": ({"bad_words": ((4,), (5,))}, "bad-words or min-tokens excludes every id of allowed"),
 }
 
 
@@ -87,6 +88,10 @@ def test_what_temperature_and_filters_cannot_say_needs_full_sampling() -> None:
         {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.1},
     ):  # fmt: skip
         assert Params(**change).full_sampling, change
+
+
+def test_a_seed_counts_modulo_its_64_bits() -> None:
+    assert Params(seed=-3).seed_words == Params(seed=2**64 - 3).seed_words == (2**32 - 3, 2**32 - 1)
 
 
 @pytest.mark.parametrize("name", RANGES)

@@ -33,9 +33,9 @@ def test_the_text_is_that_of_all_tokens_without_unfinished_characters() -> None:
     tokens = Detokenizer(BYTES)
     for count in range(1, len(IDS) + 1):
         assert tokens(IDS[:count]) is None
-        whole = BYTES.decode(list(IDS[:count]))
-        assert tokens.text == whole.rstrip("\ufffd")
-        assert tokens.ends[-1] == len(tokens.text) + whole.endswith("\ufffd")
+        text = BYTES.decode(list(IDS[:count]))
+        assert tokens.text == text.rstrip("\ufffd")
+        assert tokens.ends[-1] == len(tokens.text) + text.endswith("\ufffd")
     assert tokens.text == TEXT
 
 
@@ -58,7 +58,7 @@ def test_each_token_is_decoded_once() -> None:
 
 def _cut(stops: tuple[str, ...], min_tokens: int = 0, step: int = 1) -> int | None:
     cut = Detokenizer(BYTES, stops, min_tokens)
-    return next((kept for n in range(1, len(IDS) + 1, step) if (kept := cut(IDS[:n])) is not None), None)
+    return next((cut_at for n in range(1, len(IDS) + 1, step) if (cut_at := cut(IDS[:n])) is not None), None)
 
 
 @pytest.mark.parametrize("step", [1, 5])
@@ -85,18 +85,18 @@ def test_a_stop_string_before_min_tokens_is_no_end_and_the_next_one_is(min_token
     assert _cut((", 2",), len(raw)) is None
 
 
-def test_pieces_join_to_the_kept_text_and_show_no_stop_string() -> None:
+def test_deltas_join_to_the_emitted_text_and_show_no_stop_string() -> None:
     rng = random.Random(2)
     for _ in range(60):
         begin = rng.randrange(len(TEXT) - 6)
         stop = TEXT[begin : begin + rng.randint(1, 5)]
         tokens, shown = Detokenizer(BYTES, (stop,)), ""
         for count in range(1, len(IDS) + 1):
-            if (kept := tokens(IDS[:count])) is not None:
+            if (cut_at := tokens(IDS[:count])) is not None:
                 break
-            shown += tokens.piece()
-        assert kept is not None
-        text = BYTES.decode(list(IDS[:kept]))
+            shown += tokens.delta()
+        assert cut_at is not None
+        text = BYTES.decode(list(IDS[:cut_at]))
         assert text.startswith(shown)
         assert shown + tokens.rest(text) == text == TEXT[: TEXT.index(stop)]
 

@@ -1,1 +1,1 @@
-"""Damages, kills, faults and wrong invocations: each series drawn from a seed, counted, and printed."""
+"""Corrupt bundles, killed builds and wrong invocations: each series is random by a seed, counted and printed."""

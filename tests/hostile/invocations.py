@@ -1,4 +1,4 @@
-"""Wrong invocations of the commands: a table of words after each command, every row one sentence and exit code 2."""
+"""Wrong invocations of the commands: each row of a table ends in one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from compile.store import push
 from tests.compile.tiny import BASE, flip
 from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.engine.config import EngineConfig
-from trnspec.engine.request import Params, Request, check
 
-# rows between commas, each after what the rows of its block begin with; {tmp} has what `furnish` makes, {bundle} is a
-# bundle of a tiny pair, {alone} one of its target; "-" is a command without words
+# (command, words before each row, rows between commas); {tmp} has the files of `furnish`, {bundle} is a tiny pair's,
+# {target} one without a drafter; "-" is a command without words
 TABLE: tuple[tuple[str, str, str], ...] = (
     ("compile.build", "--out {tmp}/new --target {tmp}/target --k 0 --tp 1 --max-len 128 ", """
         --k 32, --k -1, --k x, --k 1.5, --k=-1;3, --k 0;x, --k, --k 7 --draft Qwen/No, --draft {tmp}/target,
@@ -45,27 +43,27 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         {bundle} --nonsense, {tmp}/cut, {tmp}/flipped, {tmp}/missing, {tmp}/sparse
     """),
     ("compile.serve_command", "", """
-        -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/forged, {bundle} --platform x, {alone} --platform neuron,
+        -, {tmp}/nothing, {tmp}/file, {tmp}/empty, {tmp}/forged, {bundle} --platform x, {target} --platform neuron,
         {bundle} --port x, {bundle} {bundle}
     """),
     ("compile.neuron.__main__", "", "-, {tmp}/nothing, {tmp}/forged, {bundle}, {bundle} --jobs x"),
     ("compile.store", "", """
-        -, nonsense, push, push {bundle}, push {bundle} alone, push {bundle} gs://a/b, push {bundle} s3://,
+        -, nonsense, push, push {bundle}, push {bundle} relative, push {bundle} gs://a/b, push {bundle} s3://,
         push {bundle} s3://bucket, push {bundle} s3:/one/slash/name, push {bundle} {tmp}/objects,
         push {bundle} {tmp}/file/below/name, push {tmp}/nothing {tmp}/s/x, push {tmp}/forged {tmp}/s/x,
         push {tmp}/cut {tmp}/s/x, push {tmp}/flipped {tmp}/s/x, push {tmp}/mine {tmp}/s/x, push {tmp}/file {tmp}/s/x,
         push {tmp}/sparse {tmp}/s/x, push {bundle} {tmp}/huge-store/one, pull, pull {tmp}/s/none {tmp}/new2,
         pull {tmp}/nothing/x {tmp}/new2, pull {tmp}/forged {tmp}/new2, pull {tmp}/huge-store/one {tmp}/new2,
-        pull {tmp}/s/pair {tmp}/mine, pull {tmp}/s/pair {tmp}/file, pull {tmp}/s/pair {alone}, pull alone {tmp}/new2,
-        pull {tmp}/s/pair {tmp}/new2 --public-key nonsense, verify {tmp}/s/pair --public-key {tmp}/file, ls, ls '',
+        pull {tmp}/s/pair {tmp}/mine, pull {tmp}/s/pair {tmp}/file, pull {tmp}/s/pair {target},
+        pull relative {tmp}/new2, pull {tmp}/s/pair {tmp}/new2 --public-key nonsense,
+        verify {tmp}/s/pair --public-key {tmp}/file, ls, ls '',
         ls /, ls {tmp}/nothing, ls {tmp}/file, ls gs://a/b, ls s3:/a, ls {tmp}/forged-store, ls {tmp}/huge-store,
-        verify, verify {tmp}/s/none, verify {tmp}/forged, verify alone, verify {tmp}/s/pair extra,
+        verify, verify {tmp}/s/none, verify {tmp}/forged, verify relative, verify {tmp}/s/pair extra,
         verify {tmp}/s/pair --deep, sign {bundle}, sign {bundle} --key {tmp}/nothing, sign {bundle} --key {tmp}/file,
         sign {tmp}/nothing --key {tmp}/file
     """),
     ("model.generate", "--bundle {bundle} ", """
-        --prompt '', --prompt a --prompt-file {tmp}/file, --prompt-file {tmp}/nothing, --prompt-file {tmp}/empty,
-        --prompt-file {tmp}/binary, --prompt \udcff, --prompt a --temperature -1, --prompt a --temperature nan,
+        --prompt '', --prompt \udcff, --prompt a --temperature -1, --prompt a --temperature nan,
         --prompt a --temperature inf, --prompt a --temperature x, --prompt a --top-p 0, --prompt a --top-p 1.5,
         --prompt a --top-p nan, --prompt a --top-k -1, --prompt a --top-k 1.5, --prompt a --top-k 99999999,
         --prompt a --min-p 2, --prompt a --min-p -1, --prompt a --min-p nan, --prompt a --seed -1,
@@ -77,10 +75,10 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         -, --prompt a, --bundle {bundle}, --bundle {tmp}/nothing --prompt a, --bundle {tmp}/file --prompt a,
         --bundle {tmp}/empty --prompt a, --bundle {tmp}/mine --prompt a, --bundle {tmp}/forged --prompt a,
         --bundle {tmp}/cut --prompt a, --bundle {tmp}/flipped --prompt a, --bundle {tmp}/missing --prompt a,
-        --bundle {tmp}/sparse --prompt a, --bundle {alone} --prompt a --compare
+        --bundle {tmp}/sparse --prompt a, --bundle {target} --prompt a --compare
     """),
 )  # fmt: skip
-# configurations of a target that are none: the folder's name says which field is what
+# invalid configurations of a target: the folder's name has the field and its value
 _VALUES: dict[str, Any] = {
     "text": "x", "true": True, "null": None, "huge": 10**12, "nan": "nan", "listed": ["x"], "list": [1],
     "yarn": {"a": 1}, "gelu": "gelu", "theta": {"rope_theta": 5e5, "rope_type": "default"},
@@ -89,17 +87,6 @@ _CONTENTS = {
     "config-list": b"[]", "config-null": b"null", "config-number": b"7", "config-text": b'"x"', "config-half": b'{"a":',
     "config-deep": b"[" * 100_000, "config-binary": b"\xff\xfe\x00", "config-llama": b'{"model_type": "llama"}',
 }  # fmt: skip
-CONFIG = EngineConfig((3,), 2, 128, (128,), 64, 3, ((128, 128),))
-REQUESTS = [
-    *[Request((1,), Params(**{name: value})) for name, values in {
-        "temperature": (-1, float("nan"), float("inf"), "1", True, None), "top_k": (-1, 1.5, True, 1 << 24, "1", None),
-        "top_p": (0, 1.1, -0.1, float("nan"), "1", True), "min_p": (-0.1, 1.1, float("nan"), None, True),
-        "seed": (-1, 1 << 64, 0.5, True, "1", None),
-    }.items() for value in values],
-    *[Request(ids) for ids in ((), (64,), (-1,), (1.0,), ("1",), (True,), (1 << 40,), (1,) * 128)],
-    *[Request((1,), max_new_tokens=count) for count in (0, -1, 1.5, True, "1")],
-    *[Request((1,), k_limit=limit) for limit in (-1, 4, 1.5, True, "1")],
-]  # fmt: skip
 
 
 def _rows(text: str) -> list[str]:
@@ -107,7 +94,7 @@ def _rows(text: str) -> list[str]:
 
 
 def furnish(tmp: Path, bundle: Path) -> None:
-    """What the table's rows point at."""
+    """Write the files that the table's rows name."""
     for folder in ("empty", "mine", "target", "huge-store/one"):
         (tmp / folder).mkdir(parents=True)
     (tmp / "file").write_text("nothing of ours\n", encoding="utf-8")
@@ -137,24 +124,17 @@ def furnish(tmp: Path, bundle: Path) -> None:
     (tmp / "forged-store/one" / MANIFEST).write_bytes(b"{}")
 
 
-def invocations(tmp: Path, bundle: Path, alone: Path) -> Series:
-    """Every row of the table, in this process, and every request that the engine must refuse."""
-    # no words of the table reach a network
+def invocations(tmp: Path, bundle: Path, target: Path) -> Series:
+    """Run every row of the table in this process."""
+    # no row reaches a network
     os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
-    series = Series("wrong invocations and requests refused")
+    series = Series("wrong invocations refused")
     furnish(tmp, bundle)
     push(bundle, str(tmp / "s/pair"))
     for command, before, rows in TABLE:
         main = importlib.import_module(command).main
         for row in (f"{before}{row}" for row in _rows(rows)):
             given = [] if row == "-" else row.split()
-            words = [word.strip("'").format(tmp=tmp, bundle=bundle, alone=alone) for word in given]
+            words = [word.strip("'").format(tmp=tmp, bundle=bundle, target=target) for word in given]
             series.count(f"{command} {row}", refusal(partial(main, words)))
-    for request in REQUESTS:
-        series.count(str(request), refusal(partial(check, CONFIG, request)))
     return series
-
-
-def allowed() -> list[Request]:
-    """The same fields as the refusals at the ends of their ranges."""
-    return [Request((0, 63)), Request((1,), Params(1, 5, 1, 1, 2**64 - 1), k_limit=0), Request((1,) * 127, k_limit=3)]

@@ -124,7 +124,7 @@ class AsTheyRun(XlaRunner):
 
 
 def untraced(plan: BuildSpec) -> Path:
-    """Builds a bundle without traces, for tests that use a few of its graphs: tracing all would take most of the time."""
+    """Builds a bundle without traces, for tests that use a few graphs: tracing all is slow."""
     with mock.patch.object(compile.build, "lower_graphs", lambda _, graphs: ((g, NOT_TRACED) for g in graphs)):
         return build(plan)
 

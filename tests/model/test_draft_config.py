@@ -85,7 +85,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("z-lab", {"block_size": 1}, "block_size is 1"),
     ("z-lab", {"layer_types": ["full_attention", "sliding_attention"]}, "sets layer_types"),
     ("z-lab", {"num_target_layers": 6}, "sets num_target_layers to 6"),
-    ("z-lab", {"dflash_config": {"mask_token_id": 64}}, "mask_token_id 64; the vocabulary ends at 63"),
+    ("z-lab", {"dflash_config": {"mask_token_id": 64}}, "mask_token_id 64, ids are 0 to 63"),
     ("z-lab", {"selector_rank": 256}, "sets selector_rank to 256"),
     ("z-lab", {"attention_bias": True}, "sets attention_bias"),
     ("specforge", {"dflash_config": {"projector_type": "domino"}}, "sets projector_type to 'domino'"),

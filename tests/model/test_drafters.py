@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from compile.recipes import ROOT
 from model.drafters.registry import DRAFTERS
@@ -100,16 +101,6 @@ def test_nothing_but_the_registry_names_a_drafter() -> None:
     assert {f.parent.name for f in files if named.search(f.read_text(encoding="utf-8"))} == {"drafters", "nxd"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
-def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
-    """Prompts of one id and of several, greedy and sampled, against the torch backend without drafts."""
-    requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]
-    expected = eager_engine(family, "none", batch=8).run(requests)
-    results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
-    assert [r.ids for r in results] == [r.ids for r in expected]
-
-
 class Cycle(AdaptiveK):
     """Another k in each step."""
 
@@ -130,11 +121,32 @@ def test_tokens_are_the_targets_after_steps_of_k_0(family: Path, drafter: str, m
     assert {key.k for key in keys[first:] if not key.is_prefill} == {0, 2, max_k}
 
 
-def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path) -> None:
-    """Same ids and accepted drafts, so the drafter's state is the same, too; the last chunk may be one id."""
-    prompts = [tuple((n * n + 3 * n) % 64 for n in range(length)) for length in (129, 130, 200, 256)]
+@pytest.mark.parametrize("drafter", ["chain", "parallel", "eagle3", "dflash"])
+def test_a_prompt_s_chunks_leave_what_one_chunk_does(family: Path, drafter: str) -> None:
+    """Same ids, accepted drafts, and keys and values of the draft; the last chunk may be one id."""
+    prompts = [tuple((n * n + 3 * n) % 64 for n in range(length)) for length in (400, 385, 386)]
     requests = [Request(p, Params(1.0, seed=n), 9) for n, p in enumerate(prompts)]
-    for drafter in ("chain", "parallel", "eagle3", "dflash"):
-        engines = (eager_engine(family, drafter, max_len=512, chunks=chunks) for chunks in ((128,), (128, 512)))
-        few, many = ([dataclasses.replace(r, scores=[]) for r in engine.run(requests)] for engine in engines)
-        assert few == many, drafter
+    results, caches, rows = [], [], []
+    for chunks in ((128,), (128, 512)):
+        engine = eager_engine(family, drafter, max_len=512, chunks=chunks)
+        graphs: Any = engine.runner
+        graphs.keys.clear()
+        results.append([dataclasses.replace(r, scores=[]) for r in engine.run(requests)])
+        rows.append({key.rows for key in graphs.keys if key.is_prefill})
+        engine.run([Request(prompts[0], max_new_tokens=1)])
+        # blocks of the prompt's 400 rows
+        pools = (pool[1:5].transpose(1, 2).flatten(0, 1)[:400] for cache in graphs.state.caches for pool in cache)
+        caches.append(torch.stack(list(pools)))
+    assert rows == [{128}, {512}]
+    assert results[0] == results[1]
+    torch.testing.assert_close(*caches, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if DRAFTERS[name].config_type] + ["dspark"])
+def test_simulated_kernels_serve_a_draft(family: Path, drafter: str) -> None:
+    """Prompts of one id and of several, greedy and sampled, against the torch backend without drafts."""
+    requests = [Request((3,), max_new_tokens=4), Request((*range(1, 12),), Params(0.8, top_p=0.9, seed=5), 4)]
+    expected = eager_engine(family, "none", batch=8).run(requests)
+    results = eager_engine(family, drafter, k=2, batch=2, kernels="nki").run(requests)
+    assert [r.ids for r in results] == [r.ids for r in expected]

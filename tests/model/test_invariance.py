@@ -70,6 +70,13 @@ def test_a_different_graph_emits_the_same(family: Path) -> None:
     assert _ids(eager_engine(family, k="1", batch=1), requests) == expected
 
 
+def test_filters_apply_in_a_batch_with_requests_without_filters(family: Path) -> None:
+    """Top-k 1 is greedy."""
+    params = Params(), Params(1.2, top_k=1, seed=3), Params(1.2, seed=3)
+    greedy, filtered, free = _ids(eager_engine(family), [Request((9, 2, 7), p, 24) for p in params])
+    assert greedy == filtered != free
+
+
 def test_a_different_seed_is_noticed(family: Path) -> None:
     one, other = (Request((9, 2, 7), Params(1.0, seed=s), 24) for s in (1, 2))
     assert _ids(eager_engine(family), [one]) != _ids(eager_engine(family), [other])

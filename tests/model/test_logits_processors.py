@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from model.approx_filters import ApproxFilters
 from model.filters import Filters
 from model.graph_key import Stage
 from model.ops import EAGER, iota
@@ -182,7 +184,7 @@ def without_drafts(family: Path) -> tuple[list[tuple[Request, Result]], list[tup
 
 @pytest.mark.parametrize("drafter", WITH_DRAFTS)
 def test_ids_do_not_depend_on_drafts_or_neighbours(family: Path, drafter: str, without_drafts: Any) -> None:
-    """Different k limits, reused slots, requests without full sampling in the batch; a third of the mixes per drafter."""
+    """Different k limits, reused slots, mixed with plain requests; each drafter has a third of the mixes."""
     first, grammars = WITH_DRAFTS.index(drafter) % 3, len(GRAMMARS)
     pairs = ([*of[:grammars], *of[grammars + first :: 3]] for of in without_drafts)
     (requests, expected), (free, free_expected) = (zip(*of, strict=True) for of in pairs)
@@ -209,7 +211,9 @@ def test_halves_emit_and_accept_what_the_fused_step_does(family: Path, drafter: 
     for kind in kinds:
         engine = eager_engine(family, drafter, k=3, batch=8)
         engine.runner.keys.clear()  # type: ignore[attr-defined]
-        results = engine.run([dataclasses.replace(request, **kind) for request in requests])
+        with mock.patch.object(ApproxFilters, "keep", autospec=True, side_effect=ApproxFilters.keep) as keep:
+            results = engine.run([dataclasses.replace(request, **kind) for request in requests])
+        assert keep.called == (drafter != "ngram"), "drafts have approximate filters"
         actual.append([dataclasses.replace(result, scores=[]) for result in results])
         stages.append({key.stage for key in engine.runner.keys if not key.is_prefill})  # type: ignore[attr-defined]
     assert actual[0] == actual[1] == actual[2]

@@ -17,8 +17,7 @@ from model.rope import attention_factor, rotation, yarn_frequencies
 
 QWEN3 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 STATED: list[dict[str, Any]] = [
-    {}, {"factor": 2, "beta_fast": 16, "beta_slow": 2}, {"attention_factor": 1.25, "truncate": False},
-    {"mscale": 1.0, "mscale_all_dim": 0.7}, {"factor": 1.0},
+    {}, {"factor": 2, "beta_fast": 16, "beta_slow": 2}, {"attention_factor": 1.25}, {"factor": 1.0},
     # DeepSeek-R1-0528-Qwen3-8B's, which transformers and vLLM do not apply
     {"attn_factor": 0.8782488562869419},
 ]  # fmt: skip
@@ -95,7 +94,7 @@ def test_a_plain_model_has_no_yarn() -> None:
         ({"rope_type": "longrope", "factor": 2.0}, "not supported"),
         ({"rope_type": "yarn", "factor": 4.0}, "rope_scaling.original_max_position_embeddings is missing"),
         (QWEN3 | {"factor": "4"}, "rope_scaling.factor is '4', expected a number from 1 to 1024"),
-        (QWEN3 | {"stretch": 2.0}, "rope_scaling.stretch is not a field"),
+        (QWEN3 | {"mscale": 2.0}, "rope_scaling.mscale is not a field"),
         (QWEN3 | {"partial_rotary_factor": 0.5}, "not supported"),
         ([4.0], "not supported"),
     ],

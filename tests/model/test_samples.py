@@ -135,10 +135,11 @@ def test_filters_before_the_mask_are_noticed() -> None:
     assert all(rows[n].allowed is not None for n in wrong)
 
 
-def test_more_rows_than_a_launch_has_on_many_ranks_are_sampled_alike() -> None:
-    parts = [random_rows(seed, filters=False, vocabulary=8 * 9) for seed in range(5)]
-    together = sampled([row for part in parts for row in part], "nki", filters=False, ranks=8)
-    assert together == [token for part in parts for token in sampled(part, "nki", filters=False)]
+@pytest.mark.parametrize(("filters", "ranks"), [(False, 8), (True, 1)])
+def test_more_rows_than_a_launch_has_are_sampled_alike(filters: bool, ranks: int) -> None:
+    parts = [random_rows(seed, filters, vocabulary=8 * 9) for seed in range(5)]
+    together = sampled([row for part in parts for row in part], "nki", filters, ranks)
+    assert together == [token for part in parts for token in sampled(part, "nki", filters)]
 
 
 def _numbers_of(row: Row) -> dict[str, object]:

@@ -11,6 +11,7 @@ from model.filters import Filters
 from model.ops import EAGER
 from model.sampling import SamplingParams, accept, gumbel_noise, sample
 from model.threefry import ROUNDS, threefry2x32
+from nki_kernels.sampling import law
 
 # source: kat_vectors of Random123 (D. E. Shaw Research)
 KNOWN = [
@@ -46,6 +47,18 @@ def test_the_documented_known_answers() -> None:
         assert (f"{actual:08x}", ((actual >> 9) + 0.5) / 2**23) == (word, float(uniform))
         noise_1V = _noise(torch.cat((low, high))[None], torch.tensor([int(position)]), int(token) + 1)
         assert abs(float(noise_1V[0, -1]) - float(noise)) < 1e-4
+
+
+def test_the_documented_first_samples() -> None:
+    """At a very high temperature a prompt of L ids samples the argmax of the noise at L, L + 1, ..."""
+    page = (Path(__file__).resolve().parents[2] / "docs/sampling.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `0x([0-9a-f]{16})` \| (\d+) \| (\d+), (\d+), (\d+) \|$", page, re.M)
+    assert len(rows) == 3
+    for seed_hex, length, *ids in rows:
+        words = int(seed_hex, 16) & 0xFFFFFFFF, int(seed_hex, 16) >> 32
+        assert [law.gumbel_noise(words, int(length) + n, range(2048)).argmax() for n in range(3)] == [
+            int(i) for i in ids
+        ]
 
 
 def _noise(seed_R2: torch.Tensor, positions_R: torch.Tensor, vocabulary: int) -> torch.Tensor:

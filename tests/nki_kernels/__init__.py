@@ -1,3 +1,3 @@
-"""Tests of the kernels; the import lets nkisim answer to `nki` where the vendor's is absent."""
+"""Tests of the kernels; the import provides nkisim as `nki` without the vendor's package."""
 
 import nki_kernels  # noqa: F401

@@ -1,7 +1,7 @@
 """Bits and simulated times of every kernel are those of recorded.json.
 
-`python -m tests.nki_kernels.test_recorded [TEXT]` writes the file again, for the cases whose name contains TEXT.
-Operands come from integers, so that no function of a library is between a seed and the bits.
+`python -m tests.nki_kernels.test_recorded [TEXT]` rewrites the cases whose name contains TEXT. Operands are made from
+integers, so that their bits depend on no library function.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.nki_kernels.layer import test_layers
 from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, draw_mlp
 
 FILE = Path(__file__).with_name("recorded.json")
-# for the sums of floats on another processor
+# for float sums of the scheduler on another processor
 TOLERANCE = 1.001
 RNG = np.random.default_rng
 
 
 def verify(*dims: Any) -> tuple[Any, ...]:
-    """With True after the dtype, of a block draft."""
+    """With True after the dtype: a block draft."""
     x = inputs.draw(Dims(*dims[:7]))
     return x.operands(limit=x.positions[:, -1:].copy() if dims[7:] == (True,) else None)
 
@@ -51,7 +51,7 @@ def append(kv_heads: int, count: int, dim: int, dtype: str) -> tuple[Any, ...]:
 
 
 def attention(*dims: Any) -> tuple[Any, ...]:
-    """With other angles: cosines are a library's."""
+    """With random angles: cosines would be a library's."""
     operands, shape = draw_attention(AttentionDims(*dims[:6]), dims[6]).operands(), (*dims[:2], 64)
     return *operands[:6], normal(RNG(1), "fp32", *shape), normal(RNG(2), "fp32", *shape), *operands[8:]
 
@@ -96,7 +96,7 @@ def accept(shards: int, batch: int, count: int) -> tuple[Any, ...]:
     return values, ids, *(steps if count > 1 else (None, steps[1], None))
 
 
-# (operands, their dims): the odd shapes come first; those after None need several tiles, chunks or blocks and are slow
+# (operands, their dims): odd shapes first; cases after None have several tiles, chunks or blocks and are slow
 TABLE: dict[str, tuple[Callable[..., tuple[Any, ...]], list[Any]]] = {
     "verify_attention": (verify, [
         (3, 2, 1, 5, 300, 64, "fp32", False), (2, 4, 2, 6, 200, 128, "bf16", True), None, (1, 6, 6, 7, 1024, 64),
@@ -138,7 +138,7 @@ def recorded() -> dict[str, list[Any]]:
 
 
 def bits(part: Any) -> bytes:
-    """Of all arrays in nested tuples and lists; of pools without the spare pages, whose rows depend on the cores."""
+    """The bits of all arrays in nested tuples and lists; pools without their spare pages, which depend on the cores."""
     if isinstance(part, (tuple, list)):
         return b"".join(map(bits, part))
     if np.ndim(part) == 4 and part.shape[2] == PAGE and len(part) > SPARE_PAGES:
@@ -163,7 +163,7 @@ def test_recorded(name: str) -> None:
 
 
 def test_two_cores_have_the_bits_of_one() -> None:
-    """But for kernels whose result has an axis of cores."""
+    """Except for kernels whose result has an axis of cores."""
     digests, by_core = recorded(), ("coupled_sample", "weights_above")
     assert list(digests) == list(CASES)
     for name in digests:

@@ -1,4 +1,4 @@
-"""Every kernel: in the package's README, table, tests, benchmark; and unmodified in both versions of NKI."""
+"""Every kernel is in README, table, tests and benchmark, and runs unmodified in both versions of NKI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.nki_kernels import test_recorded, test_refusals
 
 PACKAGE = Path(nki_kernels.__file__).parent
 README = (PACKAGE / "README.md").read_text(encoding="utf-8")
-# what only the device check launches: tests/compile/test_device_check.py
+# launched by the device check only: tests/compile/test_device_check.py
 PROBES = {"psum_chains_kernel", "sum_over_ranks_kernel"}
 
 
@@ -29,13 +29,13 @@ def rows() -> dict[str, list[str]]:
 
 
 def jitted() -> dict[str, Path]:
-    """Every function of the package that nki.jit decorates, and its file."""
-    found = {}
+    """The functions of the package with the decorator nki.jit, and their files."""
+    files = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "nki.jit" for d in node.decorator_list):
-                found[node.name] = path
-    return found
+                files[node.name] = path
+    return files
 
 
 def test_no_kernel_is_missing() -> None:
@@ -70,7 +70,7 @@ def test_a_kernel_has_the_same_bits_where_python_traces_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["0.6", "0.7"])
-def test_the_linter_has_no_finding(version: str) -> None:
+def test_the_linter_accepts_the_package(version: str) -> None:
     assert lint([PACKAGE], version) == ([], len(KERNELS) + len(PROBES))
 
 
@@ -86,7 +86,7 @@ def undeclared(sources: Iterable[str]) -> set[str]:
 
 
 def test_every_attribute_is_declared() -> None:
-    """What kernels carry has its line in a class's `__init__`, whichever file assigns it."""
+    """Every attribute is declared in a class's `__init__`, whichever file assigns it."""
     assert not undeclared(path.read_text() for path in PACKAGE.rglob("*.py"))
     # negative control
     declared = "class Pack:\n    def __init__(self):\n        self.limit = None\n"

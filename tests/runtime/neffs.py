@@ -54,4 +54,4 @@ def with_neffs(bundle: Bundle, folder: Path) -> Bundle:
 
 def find_stand_ins(patch: pytest.MonkeyPatch, folder: Path = PACKAGES) -> None:
     """Adds the stand-ins to the path of child processes."""
-    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT))))
+    patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (folder, ROOT, ROOT / "nkisim/src"))))

@@ -78,7 +78,7 @@ def test_attention_s_products(dim: int) -> None:
         assert np.array_equal(_compiled(product, rows[1:2, :, 8:24], keys[1:2]), expected[1:2, :, 8:24])
 
 
-@pytest.mark.parametrize("numbers", [16, 32, 100, 192])
+@pytest.mark.parametrize("numbers", [8, 16, 32, 100, 192])
 def test_an_ordered_sum_is_columns_of_16_then_halves(numbers: int) -> None:
     rng = np.random.default_rng(0)
     x_RN = (rng.normal(0, 1, (33, numbers)) * 2.0 ** rng.integers(0, 12, (33, numbers))).astype(np.float32)

@@ -20,7 +20,7 @@ import pytest
 from compile.build import build
 from model.errors import UserError
 from model.graph_key import GraphKey, Stage
-from model.graph_spec import GraphSpec
+from model.graph_spec import GraphSpec, TensorSpec
 from tests.compile.test_ranks import REQUESTS
 from tests.ended import check_end
 from tests.engine.outer import ids_ahead
@@ -78,53 +78,31 @@ def test_tokens_accepted_drafts_and_scores_are_those_of_the_cpu(
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle) -> None:
+def test_a_rank_that_is_killed_ends_all_and_is_named(of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks have ended when the error is raised: its receiver may end this process."""
+    errors, kill_all, tokens = list[object](), ranks.Ranks._kill, 0
+    monkeypatch.setattr(ranks.Ranks, "_kill", lambda self: (errors.append(self._error), kill_all(self)))
     runner = NrtRunner(of_two_ranks)
-    processes = runner._ranks.processes
-    engine, tokens = Engine(runner, engine_config(of_two_ranks)), 0
 
     def kill(ids: Sequence[int]) -> None:
         nonlocal tokens
         tokens += 1
         if tokens == 4:
-            os.kill(processes[1].pid, signal.SIGKILL)
+            os.kill(runner._ranks.processes[1].pid, signal.SIGKILL)
 
     with pytest.raises(UserError, match=r"^rank 1 of 2 was ended by signal 9; see the log above, and start again$"):
-        engine.run([replace(r, max_new_tokens=100, cut=kill) for r in REQUESTS])
-    assert tokens >= 4
+        Engine(runner, engine_config(of_two_ranks)).run([replace(r, max_new_tokens=100, cut=kill) for r in REQUESTS])
+    assert errors[0] is None
     with pytest.raises(UserError, match="rank 1 of 2"):
         runner._ranks.broadcast("ready")
-    assert all(process.poll() is not None for process in processes)
+    assert all(process.poll() is not None for process in runner._ranks.processes)
     runner.close()
-
-
-@pytest.mark.slow
-def test_all_ranks_have_ended_when_the_end_of_one_is_heard_of(
-    of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The receiver of the error may end this process, and with it the thread that kills the other ranks."""
-    known, kill = list[object](), ranks.Ranks._kill
-
-    def noted(runner: ranks.Ranks) -> None:
-        known.append(runner._error)
-        kill(runner)
-
-    monkeypatch.setattr(ranks.Ranks, "_kill", noted)
-    runner = NrtRunner(of_two_ranks)
-    runner._ranks.processes[1].kill()
-    with pytest.raises(UserError, match="rank 1 of 2"):
-        runner._ranks.broadcast("ready")
-    runner.close()
-    assert known[0] is None
 
 
 _FAILS = """
 import sys, time
 from multiprocessing.connection import Connection
 from model.errors import UserError
-from model.graph_io import zeros_of
-from model.graph_key import GraphKey, Stage
-from model.graph_spec import GraphSpec
 pipe = Connection(int(sys.argv[1]))
 number = pipe.recv()[0]
 if sys.argv[2] == "0":
@@ -150,8 +128,6 @@ def test_a_rank_that_fails_because_of_one_that_ended_is_not_blamed(
 _OWNER = """
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from trnspec.bundle.opening import read_bundle
 from trnspec.runtime.nrt import NrtRunner
 runner = NrtRunner(read_bundle(Path(sys.argv[1])))
@@ -170,15 +146,6 @@ def test_ranks_end_with_the_process_that_started_them(of_two_ranks: Bundle) -> N
         owner.kill()
     for rank in ranks:
         check_end(rank, 60)
-
-
-@pytest.mark.slow
-def test_a_fault_of_a_rank_is_a_sentence(of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NEFF that the runtime rejects, such as one for a different target."""
-    with closing(NrtRunner(of_two_ranks)) as runner:
-        monkeypatch.setattr(type(of_two_ranks), "read", lambda self, name: b"NOT A NEFF")
-        with pytest.raises(UserError, match=r"^rank . of 2 failed \(NrtError: NRT_FAILURE \(6\): .*start again$"):
-            runner.prepare(of_two_ranks.graphs[0].key)
 
 
 @pytest.mark.slow
@@ -228,6 +195,20 @@ def test_an_input_that_one_neff_does_not_read_is_there_for_the_next(family: Path
     assert "min_p" not in read
     worker.run(second.key, 2, [UNCHANGED] * len(second.inputs))
     assert read["min_p"].tolist() == [0.25] * bundle.spec.batch
+    # the next ids of that run are the input ids of the next one
+    worker._last[1].write_from_numpy(np.full((bundle.spec.batch, 1), 5, np.int32))
+    worker.run(second.key, 3, [1, *[UNCHANGED] * (len(second.inputs) - 1)])
+    assert read["input_ids"].tolist() == [[5]] * bundle.spec.batch
+
+
+def test_a_read_only_input_is_sent_again_after_another_value() -> None:
+    runner, tensor, place = NrtRunner.__new__(NrtRunner), TensorSpec("bias", (2,), "float32"), np.zeros(64, np.uint8)
+    runner._last, runner._unchanged = None, {}
+    neutral, other = np.zeros(2, np.float32), np.ones(2, np.float32)
+    neutral.flags.writeable = False
+    sources = [runner._source(tensor, array, place) for array in (neutral, neutral, other, other, neutral)]
+    assert sources == [SHARED, UNCHANGED, SHARED, SHARED, SHARED]
+    assert not place.any()
 
 
 def test_auto_is_neuron_where_devices_and_nrtpy_are(family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +224,7 @@ def test_auto_is_neuron_where_devices_and_nrtpy_are(family: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ranks_cannot_run_is_refused(family: Path, of_two_ranks: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"does not have a NEFF for each graph \(neff: none\); run python"):
         NrtRunner(graphs(family, "chain").bundle)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "3")
@@ -253,13 +234,14 @@ def test_refusals_before_anything_starts(family: Path, of_two_ranks: Bundle, mon
     with pytest.raises(UserError, match="VISIBLE_CORES is 'all'; give numbers"):
         _cores("all")
     monkeypatch.delenv("NEURON_RT_VISIBLE_CORES")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    with pytest.raises(UserError, match="has a different bundle in"):
+        NrtRunner(replace(of_two_ranks, manifest=replace(of_two_ranks.manifest, digest="0" * 64)))
+    with closing(NrtRunner(of_two_ranks)) as runner, monkeypatch.context() as patch:
+        # such as a NEFF for a different target
+        patch.setattr(type(of_two_ranks), "read", lambda self, name: b"NOT A NEFF")
+        with pytest.raises(UserError, match=r"^rank . of 2 failed \(NrtError: NRT_FAILURE \(6\): .*start again$"):
+            runner.prepare(of_two_ranks.graphs[0].key)
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{root / 'nkisim/src'}")
     with pytest.raises(UserError, match=r"rank . of 2 failed \(ModuleNotFoundError: No module named 'nrtpy'"):
         NrtRunner(of_two_ranks)
-
-
-@pytest.mark.slow
-def test_a_bundle_that_was_exchanged_meanwhile_is_refused(of_two_ranks: Bundle) -> None:
-    other = replace(of_two_ranks, manifest=replace(of_two_ranks.manifest, digest="0" * 64))
-    with pytest.raises(UserError, match="has a different bundle in"):
-        NrtRunner(other)

@@ -30,12 +30,12 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 @pytest.fixture(scope="session")
 def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """vLLM's own engine with the same target, in fp32 and without drafts; its model is named m."""
+    """vLLM's engine with the same target, in fp32 and without drafts; its model is named m."""
     options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--generation-config", "vllm"]
     # a tenth of the memory; prompt log-probabilities need the prompt's rows
     options += ["--gpu-memory-utilization", "0.1", "--no-enable-prefix-caching"]
     with pytest.MonkeyPatch.context() as patch:
-        # vLLM then asks no plugin
+        # vLLM then loads no platform plugin
         patch.setenv("VLLM_TARGET_DEVICE", "cpu")
         folder = tmp_path_factory.mktemp("stock")
         with starting(ROOT / "demo/target", folder, *options, "--served-model-name", "m") as server:

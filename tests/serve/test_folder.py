@@ -1,8 +1,10 @@
 """Which commands mean a bundle, and what vLLM reads of it."""
 
+import dataclasses
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 import serve.plugin
+import trnspec
 from model.errors import UserError
 from serve.folder import BUNDLE_VARIABLE, METRICS_PREFIX, METRICS_VARIABLE, find_bundle_arg, model_folder, no_bundle
 from serve.plugin import platform
@@ -40,6 +43,12 @@ def test_only_a_folder_with_a_manifest_is_a_bundle(
         find_bundle_arg(["serve", "s3://team/demo"])
     for arguments in (["serve", str(tmp_path)], download, ["bench", str(bundle)], [], ["serve", ""]):
         assert find_bundle_arg(arguments) is None
+    for manifest in ("{}", '{"format": "other"}', "[]"):
+        (tmp_path / "manifest.json").write_text(manifest)
+        assert find_bundle_arg(["serve", str(tmp_path)]) is None, "another tool's"
+    (bundle / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes() + b"x")
+    with pytest.raises(UserError, match="is not a bundle's manifest"):
+        find_bundle_arg(["serve", str(bundle)])
     monkeypatch.setenv(BUNDLE_VARIABLE, "known")
     assert find_bundle_arg([]) == Path("known"), "in the processes that the first one starts"
 
@@ -50,11 +59,11 @@ def test_only_a_folder_with_a_manifest_is_a_bundle(
         ("serve a/b --port 1", "a/b is no bundle: there is no such folder"),
         ("serve --port 1 --model a/b", "a/b is no bundle"),
         ("serve --model=a/b", "a/b is no bundle"),
-        ("serve .", ". is no bundle: the folder has no manifest.json"),
+        ("serve .", ". is no bundle: the folder has no manifest.json of a bundle"),
         ("serve --port 1", "the command names no bundle"),
     ],
 )
-def test_a_command_without_a_bundle_is_a_sentence_that_says_why(arguments: str, sentence: str) -> None:
+def test_a_command_without_a_bundle_is_a_sentence_with_the_reason(arguments: str, sentence: str) -> None:
     assert str(no_bundle(arguments.split())).startswith(sentence)
 
 
@@ -74,6 +83,38 @@ def test_vllm_reads_the_target_and_its_tokenizer(bundle: Path) -> None:
     template.write_text("the tokenizer's")
     model_folder(read)
     assert template.read_text() == "the tokenizer's"
+
+
+@pytest.mark.parametrize(
+    ("generation", "ends", "config_ends"),
+    [({"temperature": 0.6, "eos_token_id": 5}, (5, 6), [5, 6]), ({"top_k": 20}, (7,), 7), (None, (), None)],
+)
+def test_vllm_gets_the_checkpoint_s_sampling_defaults_and_all_its_end_ids(
+    bundle: Path, generation: dict[str, Any] | None, ends: tuple[int, ...], config_ends: object
+) -> None:
+    read = read_bundle(bundle)
+    name, spec = "tokenizer/generation_config.json", read.spec
+    changed = dataclasses.replace(spec, target_config=dataclasses.replace(spec.target_config, eos_token_ids=ends))
+    content = {name: json.dumps(generation).encode()} if generation else {}
+    made: Any = SimpleNamespace(manifest=read.manifest, files=content, read=content.__getitem__, spec=changed)
+    folder = model_folder(made)
+    written = json.loads((folder / "generation_config.json").read_text())
+    assert written == (generation or {}) | {"eos_token_id": list(ends) or None}
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == config_ends
+
+
+@pytest.mark.parametrize(("device", "refused"), [("CPU", True), ("cuda", False), (None, False)])
+def test_a_target_device_without_plugins_is_a_sentence(
+    bundle: Path, device: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", device) if device else monkeypatch.delenv("VLLM_TARGET_DEVICE", False)
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", str(bundle)])
+    with pytest.raises(SystemExit, match="2") if refused else nullcontext():
+        trnspec.check_target_device()
+    sentence = "error: VLLM_TARGET_DEVICE is cpu, for which vLLM loads no platform plugin; unset it to serve a bundle\n"
+    assert capsys.readouterr().err == (sentence if refused else "")
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "Qwen/Qwen3-0.6B"])
+    trnspec.check_target_device()
 
 
 @pytest.mark.parametrize(("chosen", "refused"), [(None, True), ("neuron,trnspec", True), ("trnspec", False)])

@@ -50,16 +50,16 @@ def _all_at_once(client: Any, name: str, **more: Any) -> list[list[int]]:
         return [ids_of(answer.result()) for answer in answers]
 
 
-def test_greedy_ids_are_vllm_s_own(client: Any, name: str, stock: Any) -> None:
-    ours, theirs = _all_at_once(client, name), _all_at_once(stock, "m")
+def test_greedy_ids_are_those_of_vllm(client: Any, name: str, stock: Any) -> None:
+    ours, stock_ids = _all_at_once(client, name), _all_at_once(stock, "m")
     plain = [ids_of(complete(client, name, p, max_tokens=48, temperature=0.0)) for p in SOME_PROMPTS] * len(PARAMETERS)
     for place, parameters in enumerate(PARAMETERS):
         rows = slice(3 * place, 3 * place + 3)
-        assert ours[rows] == theirs[rows], parameters
+        assert ours[rows] == stock_ids[rows], parameters
         assert ours[rows] != plain[rows], parameters
 
 
-def test_log_probabilities_are_vllm_s_own(client: Any, name: str, stock: Any) -> None:
+def test_log_probabilities_are_those_of_vllm(client: Any, name: str, stock: Any) -> None:
     body = {"max_tokens": 12, "temperature": 0.0, "logprobs": 5, "echo": True, "frequency_penalty": 0.5}
     for prompt in SOME_PROMPTS:
         mine, other = (complete(c, n, prompt, **body).choices[0] for c, n in ((client, name), (stock, "m")))

@@ -49,13 +49,6 @@ def test_any_other_parameter_is_refused_by_name(name: str) -> None:
     assert refused.value.parameter == name
 
 
-def test_a_structured_request_has_the_masks_that_come_for_it() -> None:
-    request = engine_request(CONFIG, (1,), sampling(structured_outputs=object()), lambda ids: "the mask")  # type: ignore[arg-type,return-value]
-    assert request.allowed
-    assert request.allowed([5]) == "the mask"
-    assert not engine_request(CONFIG, (1,), sampling()).allowed
-
-
 def test_the_engine_gets_the_parameters_and_ends_where_vllm_does() -> None:
     request = engine_request(CONFIG, (1, 2), sampling(temperature=0.8, top_k=-1, top_p=0.9, min_p=0.1, seed=7))
     assert request.params == Params(0.8, 0, 0.9, 0.1, 7)
@@ -68,7 +61,9 @@ def test_the_engine_gets_the_parameters_and_ends_where_vllm_does() -> None:
     more = {"logit_bias": {3: 2.0}, "allowed_token_ids": [3, 4], "bad_words_token_ids": [[5], [6, 7]], "min_tokens": 2}
     request = engine_request(CONFIG, (1,), sampling(logprobs=3, prompt_logprobs=0, seed=1, **penalties, **more))
     assert request.params == Params(1.0, 0, 1.0, 0.0, 1, 0.5, -0.5, 1.1, {3: 2.0}, (3, 4), ((5,), (6, 7)), 2)
-    assert (request.logprobs, request.prompt_logprobs, request.ends) == (3, 0, (0,))
+    assert (request.logprobs, request.prompt_logprobs, request.ends, request.allowed) == (3, 0, (0,), None)
+    masked = engine_request(CONFIG, (1,), sampling(), lambda ids: None, len)
+    assert (masked.allowed and masked.allowed([5]), masked.cut and masked.cut([5])) == (None, 1)
 
 
 @pytest.mark.parametrize(("ids", "changes"), [((1, 2048), {}), ((1,) * 256, {}), ((1,), {"logprobs": 21})], ids=str)

@@ -22,6 +22,7 @@ _START: dict[str, dict[str, Any]] = {
 _SERVED: list[dict[str, Any]] = [
     {"temperature": 0.7, "seed": 3, "top_p": 0.9, "top_k": 20, "min_p": 0.1},
     {"temperature": 0.7, "n": 2},
+    {"temperature": 0.7, "seed": -3},
     {"use_beam_search": True, "n": 2},
     {"stop": ["7"], "include_stop_str_in_output": True, "stop_token_ids": [5]},
     {"ignore_eos": True, "min_tokens": 8, "skip_special_tokens": False},
@@ -42,7 +43,6 @@ _REFUSED: list[tuple[str, dict[str, Any], str]] = [
         ({"repetition_penalty": 1e9}, "repetition-penalty"),
         ({"logit_bias": {"2048": 10}}, "2048"),
         ({"min_tokens": 9}, "min_tokens"),
-        ({"seed": -3}, "seed"),
         ({"seed": 1 << 70}, ""),
         ({"top_k": 1 << 24, "temperature": 0.5}, "top-k"),
         ({"temperature": -1}, "temperature"),

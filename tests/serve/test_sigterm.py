@@ -27,7 +27,7 @@ def starting_server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def test_a_start_that_fails_says_why_in_its_last_line(bundle: Path, tmp_path: Path) -> None:
+def test_a_start_that_fails_gives_the_reason_in_its_last_line(bundle: Path, tmp_path: Path) -> None:
     """Status 2 and no traceback before it, although only the engine's process reads the weights."""
     copied = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     shard = next((copied / "weights").iterdir())
@@ -36,8 +36,8 @@ def test_a_start_that_fails_says_why_in_its_last_line(bundle: Path, tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
-    said = f"error: {copied} is corrupt: weights/{shard.name} does not match the manifest; build"
-    assert done.stderr.splitlines()[-1].startswith(said)
+    sentence = f"error: {copied} is corrupt: weights/{shard.name} does not match the manifest; build"
+    assert done.stderr.splitlines()[-1].startswith(sentence)
 
 
 def test_a_server_that_starts_ends_at_once(starting_server: Server) -> None:
@@ -65,7 +65,11 @@ def test_a_server_that_starts_ends_at_once(starting_server: Server) -> None:
     assert "Traceback" not in log
 
 
-def test_more_work_than_a_drain_has_time_for_is_answered_with_an_error(starting_server: Server) -> None:
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_more_work_than_a_drain_has_time_for_is_answered_with_an_error(
+    starting_server: Server, number: signal.Signals, times: int
+) -> None:
+    """A terminal sends Ctrl-C to every process, a supervisor SIGTERM to the first; a second signal ends all at once."""
     wait(starting_server)
     process = starting_server.process
     assert process is not None
@@ -81,9 +85,11 @@ def test_more_work_than_a_drain_has_time_for_is_answered_with_an_error(starting_
         answers = [pool.submit(complete, seed) for seed in range(40)]
         time.sleep(2)
         begin = time.monotonic()
-        os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(30) == 0
-        assert time.monotonic() - begin < _DRAIN_S + _AT_ONCE_S
+        for _ in range(times):
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+            time.sleep(0.5)
+        assert process.wait(30) == (0 if times == 1 else 128 + number)
+        assert time.monotonic() - begin < (_DRAIN_S if times == 1 else 1) + _AT_ONCE_S
         statuses = {answer.result(_AT_ONCE_S) for answer in answers}
     # 0, where the connection ends with the process, is no answer
-    assert {503} <= statuses <= {200, 503}
+    assert {503 if times == 1 else 0} <= statuses <= {200, 503 if times == 1 else 0}

@@ -15,12 +15,12 @@ from serve.startup import DEBUG_VARIABLE, install_excepthook, report_to_parent, 
 MISTAKES = {
     "ours": ("raise UserError('k is 9; it must be 7')", "k is 9; it must be 7"),
     "ours, wrapped": (
-        "try:\n    raise UserError('it is damaged')\nexcept UserError as e:\n    raise RuntimeError('failed') from e",
-        "it is damaged",
+        "try:\n    raise UserError('it is corrupt')\nexcept UserError as e:\n    raise RuntimeError('failed') from e",
+        "it is corrupt",
     ),
     "ours, meanwhile": (
-        "try:\n    raise UserError('it is damaged')\nexcept UserError:\n    raise RuntimeError('failed')",
-        "it is damaged",
+        "try:\n    raise UserError('it is corrupt')\nexcept UserError:\n    raise RuntimeError('failed')",
+        "it is corrupt",
     ),
     "port": ("raise OSError(98, 'Address already in use')", "the port is in use; end the server that listens on it, "
              "or give a different --port"),
@@ -75,7 +75,7 @@ def test_the_debug_variable_adds_the_traceback_before_it(
 @pytest.mark.parametrize(
     "statement", ["raise KeyError('a bug')", "raise ValueError('a bug')", "started()\nraise UserError('late')"]
 )
-def test_a_bug_keeps_its_traceback(statement: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_has_its_traceback(statement: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = end(statement, capsys)
     assert status == 1
     assert "Traceback" in lines[0]
@@ -84,7 +84,7 @@ def test_a_bug_keeps_its_traceback(statement: str, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
-        (UserError("it is damaged"), "it is damaged"),
+        (UserError("it is corrupt"), "it is corrupt"),
         (OSError(28, "No space left"), "the disk of this command is full; free some space and run the command again"),
     ],
 )
@@ -99,7 +99,7 @@ def test_the_engine_s_mistake_is_the_first_process_s_sentence(
     assert end(statement, capsys)[0] == 1
 
 
-def test_only_the_first_process_has_the_hook_and_the_debug_variable_keeps_the_error(
+def test_only_the_first_process_has_the_hook_and_the_debug_variable_raises_the_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(DEBUG_VARIABLE, "1")
@@ -108,4 +108,4 @@ def test_only_the_first_process_has_the_hook_and_the_debug_variable_keeps_the_er
     install_excepthook()
     assert sys.excepthook is sys.__excepthook__
     with pytest.raises(UserError), report_to_parent():
-        raise UserError("it is damaged")
+        raise UserError("it is corrupt")

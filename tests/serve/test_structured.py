@@ -71,7 +71,7 @@ def test_drafts_under_a_schema_change_no_token(
     client: Any, name: str, server: Server, llm: LLM, temperature: float
 ) -> None:
     """With seven drafts a step, against one token a step offline."""
-    kept = sample(server, "vllm:spec_decode_num_accepted_tokens_total")
+    accepted = sample(server, "vllm:spec_decode_num_accepted_tokens_total")
     for seed, prompt in enumerate(PROMPTS[:3]):
         body = {"max_tokens": 60, "temperature": temperature, "seed": seed, "extra_body": FORMS["schema"][0]}
         ids = ids_of(complete(client, name, prompt, **body))
@@ -79,7 +79,7 @@ def test_drafts_under_a_schema_change_no_token(
         params = Params(temperature, seed=seed)
         offline = llm.generate(prompt, params, max_new_tokens=60, speculation=False, allowed=allowed)
         assert ids == list(offline.ids)
-    assert sample(server, "vllm:spec_decode_num_accepted_tokens_total") > kept, "a test of drafts must keep some"
+    assert sample(server, "vllm:spec_decode_num_accepted_tokens_total") > accepted, "a test of drafts must keep some"
 
 
 DEAD_ENDS: dict[str, dict[str, Any]] = {
@@ -103,7 +103,7 @@ def test_a_mask_that_allows_no_token_ends_that_request_only(
         ]
     for prompt, extra, answer in zip(PROMPTS, extras, answers, strict=False):
         if extra:
-            with pytest.raises(openai.InternalServerError):
+            with pytest.raises(openai.InternalServerError, match="exclude every token"):
                 answer.result()
         else:
             assert ids_of(answer.result()) == list(llm.generate(prompt, Params(0.8, seed=1), max_new_tokens=20).ids)

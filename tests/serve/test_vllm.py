@@ -1,4 +1,4 @@
-"""vLLM's own configuration, requests and scheduler with our platform and worker, over a runner without a model."""
+"""vLLM's configuration, requests and scheduler with our platform and worker, over a runner without a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from model.errors import UserError
 from tests.engine.machine import BATCH, BLOCK, CONFIG, LENGTH, K, Machine, V
 from tests.model.demo_bundle import ROOT
 from tests.serve.server import NO_VLLM
-from trnspec.bundle.tokenizer import TOKENIZER
 from trnspec.engine.engine import Engine, Event
 from trnspec.engine.masks import mask_of
 from trnspec.engine.request import Score
@@ -27,21 +26,26 @@ pytest.importorskip("vllm", reason=NO_VLLM)
 from prometheus_client import REGISTRY, generate_latest
 from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-from vllm.exceptions import VLLMValidationError
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.utils import strip_speculative_padding
 
 from serve import platform
 from serve import worker as module
+from serve.grammar import stop_strings
 from serve.metrics import Metrics
 from serve.params import engine_request
 from serve.platform import BundlePlatform
 from serve.scheduler import BundleScheduler, StepOutput
+from serve.vllm_patches import report_why_a_request_failed
 
 # of Machine: its sampling fails with this seed
 BROKEN = 7
@@ -60,7 +64,7 @@ def bundle(monkeypatch: pytest.MonkeyPatch) -> Any:
     sizes = {"batch": BATCH, "max_len": LENGTH, "k": K, "ks": CONFIG.ks, "rows": K + 1, "usable": CONFIG.pool}
     spec = SimpleNamespace(**sizes, drafter="chain", target="t", dtype="fp32", tp=1, prompts=CONFIG.prompts)
     manifest = SimpleNamespace(has_weights=True, digest="0")
-    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, files={TOKENIZER}, runner=_runner())
+    made = SimpleNamespace(path="demo", spec=spec, manifest=manifest, runner=_runner())
     monkeypatch.setattr(platform, "served_bundle", lambda: made)
     monkeypatch.setattr(platform, "engine_config", lambda _: CONFIG)
     monkeypatch.setattr(platform, "end_while_starting", end := mock.Mock())
@@ -91,7 +95,7 @@ def _worker(bundle: Any, config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     worker: Any = module.BundleWorker.__new__(module.BundleWorker)
     worker.vllm_config = config
     worker.load_model()
-    worker.grammars = SimpleNamespace(of=lambda name, params: Grammar() if params.structured_outputs else None)
+    monkeypatch.setattr("serve.scheduler.Grammar", lambda request, manager: Grammar())
     worker.compile_or_warm_up_model()
     return worker
 
@@ -105,6 +109,8 @@ class Grammar:
 
     next: np.ndarray | None = None
 
+    def restore(self) -> None: ...
+
     def __call__(self, ids: Sequence[int]) -> np.ndarray:
         mask, self.next = self.next, None
         assert mask is None or (mask == _mask(ids)).all()
@@ -112,7 +118,7 @@ class Grammar:
 
 
 class Masks:
-    """In the place of vLLM's StructuredOutputManager: a row for each draft and one more, of which the first is read."""
+    """In the place of vLLM's StructuredOutputManager: a row for each draft and one more; the first one is read."""
 
     def grammar_bitmask(self, requests: Any, names: list[str], drafts: dict[str, list[int]]) -> np.ndarray:
         rows = [
@@ -128,13 +134,13 @@ class Masks:
 
 
 def _requests(count: int) -> list[tuple[list[int], Any]]:
-    """Prompts of which many begin alike, with every kind of parameters."""
+    """Prompts, many with a common prefix, with every kind of parameters."""
     rng = random.Random(3)
     texts = [[rng.randrange(1, V) for _ in range(400)] for _ in range(2)]
     kinds: list[dict[str, Any]] = [
         {}, {"frequency_penalty": 0.5}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"structured_outputs": MASKED},
         {"structured_outputs": MASKED, "logprobs": 0},
-        {"min_tokens": 5, "stop_token_ids": [5, 6]},
+        {"min_tokens": 5, "stop_token_ids": [5, 6]}, {"stop": ["1", "c"], "min_tokens": 3},
     ]  # fmt: skip
     requests = []
     for n in range(count):
@@ -149,15 +155,17 @@ def _requests(count: int) -> list[tuple[list[int], Any]]:
 class Client:
     """A vLLM engine's loop around our scheduler and worker; `outputs` by request, what our engine has `read`."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, masks: Any = None) -> None:
         groups = [KVCacheGroupSpec(["blocks"], worker.get_kv_cache_spec()["blocks"])]
         count = worker.vllm_config.cache_config.num_gpu_blocks
         blocks = KVCacheConfig(num_blocks=count, kv_cache_tensors=[], kv_cache_groups=groups)
         init_none_hash(sha256)
         self.worker, self.hasher = worker, get_request_block_hasher(BLOCK, sha256)
-        self.scheduler: Any = BundleScheduler(worker.vllm_config, blocks, Masks(), BLOCK, log_stats=True)
+        self.scheduler: Any = BundleScheduler(worker.vllm_config, blocks, masks or Masks(), BLOCK, log_stats=True)
         self.outputs: dict[str, list[Any]] = {}
         self.preempted = self.hits = self.cached = self.late = self.drafted = self.accepted = 0
+        # the requests that run, in the order of their admission
+        self.admitted = list[str]()
         self.events, self.read, postprocess = list[Event](), Counter[str](), worker.engine._postprocess
 
         def watched(batch: Any, outputs: Any) -> list[Event]:
@@ -191,11 +199,16 @@ class Client:
 
     def step(self) -> None:
         scheduled = self.scheduler.schedule()
-        self.preempted += len(scheduled.preempted_req_ids or ())
+        preempted = scheduled.preempted_req_ids or set()
+        self.admitted = [name for name in self.admitted if name in self.scheduler.requests]
+        assert preempted == {*self.admitted[len(self.admitted) - len(preempted) :]}, "those that came last"
+        self.admitted = [name for name in self.admitted if name not in preempted]
+        self.preempted += len(preempted)
         again = scheduled.scheduled_cached_reqs
         computed = dict(zip(again.req_ids, again.num_computed_tokens, strict=True))
         self.hits += sum(data.num_computed_tokens for data in scheduled.scheduled_new_reqs)
         self.hits += sum(computed[name] for name in again.resumed_req_ids)
+        self.admitted += [name for name in scheduled.num_scheduled_tokens if name not in self.admitted]
         output = self.worker.execute_model(scheduled)
         masks = self.scheduler.get_grammar_bitmask(scheduled)
         output = output or self.worker.sample_tokens(masks)
@@ -211,7 +224,8 @@ class Client:
             self.scheduler.update_draft_token_ids(placeholders)
 
 
-REASONS = {"length": "length", "context": "length", "eos": "stop", "error": "error"}
+# vLLM's API process finds the stop string
+REASONS = {"length": "length", "context": "length", "eos": "stop", "error": "error", "stop": "length"}
 
 
 def _rows(scores: Any, best: int) -> list[tuple[list[int], list[float], int]]:
@@ -250,15 +264,17 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
             gone.add(int(name))
         client.step()
     for n, (ids, params) in enumerate(requests):
-        (result,) = Engine(_runner(), CONFIG).run([engine_request(CONFIG, tuple(ids), params, Grammar())])
+        grammar = Grammar() if params.structured_outputs else None
+        request = engine_request(CONFIG, tuple(ids), params, grammar, stop_strings(config, ids, params))
+        (result,) = Engine(_runner(), CONFIG).run([request])
         outputs = client.outputs[str(n)]
-        found = [token for one in outputs for token in one.new_token_ids]
-        assert found == result.ids[: len(found)]
+        tokens = [token for one in outputs for token in one.new_token_ids]
+        assert tokens == result.ids[: len(tokens)]
         if n in gone:
             continue
         assert str(outputs[-1].finish_reason) == REASONS[result.finish_reason]
         # the tokens of a step that fails are lost
-        assert len(found) == len(result.ids) or result.error
+        assert len(tokens) == len(result.ids) or result.error
         for field, best, tokens, scores in (
             ("new_logprobs", params.logprobs, result.ids, result.scores),
             ("new_prompt_logprobs_tensors", params.prompt_logprobs, ids[1:], result.prompt_scores),
@@ -267,45 +283,32 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
                 parts = (part for one in outputs if (part := getattr(one, field)))
                 assert [row for part in parts for row in _rows(part, best)] == _expected_rows(tokens, scores)
     worker, steps = client.worker, sum(count for name, count in client.read.items() if "steps" in name)
-    assert not any((worker.numbers, worker.requests, worker.masked, worker.preempted))
+    assert not any((worker.numbers, worker.requests, worker.preempted))
     assert client.cached == client.hits, "no cached token is computed again"
     assert 0 < client.late < 0.8 * steps, "the others are launched when the one before is read, or earlier"
     assert client.scheduler.num_lookahead_tokens == K + 1
     assert min(client.preempted, client.hits, len(gone)) > 0
-    # vLLM counts what the engine has drafted and kept, and ours its steps
+    # vLLM counts drafted and emitted tokens, our metrics count steps
     events = [event for event in client.events if not (event.result and event.result.error)]
-    kept = [(e.drafted, e.accepted) if len(e.ids) > e.accepted else (len(e.ids) - 1,) * 2 for e in events]
-    assert (client.drafted, client.accepted) == tuple(map(sum, zip(*kept, strict=True)))
+    emitted = [(e.drafted, e.accepted) if len(e.ids) > e.accepted else (len(e.ids) - 1,) * 2 for e in events]
+    assert (client.drafted, client.accepted) == tuple(map(sum, zip(*emitted, strict=True)))
     assert _counts() - before == client.read
     assert {*bundle.runner.keys} <= bundle.runner.loaded
 
 
-# an attribute of vLLM's configuration or of the bundle, and the value that is refused
-OPTIONS: list[tuple[str, object, str]] = [
-    ("config.speculative_config", SimpleNamespace(method="ngram"), "speculative-config is ngram; the bundle has"),
-    ("config.parallel_config.data_parallel_size", 2, "data-parallel-size is 2; start one server"),
-    ("config.parallel_config.world_size", 2, "the parallel size is 2; one process runs all ranks"),
-    ("config.model_config.max_model_len", 256, "max-model-len is 256; the bundle's is 512"),
-    ("config.scheduler_config.max_num_seqs", 4, "max-num-seqs is 4; the bundle has 3 slots"),
-    ("config.scheduler_config.enable_chunked_prefill", False, "enable-chunked-prefill is False"),
-    ("config.cache_config.num_gpu_blocks_override", 4, "is 4; this bundle takes 5 to 9"),
-    ("config.cache_config.num_gpu_blocks_override", 10, "is 10; this bundle takes 5 to 9"),
-    ("config.additional_config", {"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
-    ("config.additional_config", {"k": "3"}, "additional-config.k is '3', expected a whole number"),
-    ("config.additional_config", {"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
-    ("config.additional_config", {"platform": "tpu"}, "platform is 'tpu', expected one of auto, cpu, neuron, pjrt"),
-    ("bundle.manifest.has_weights", False, "demo was built without weights"),
-    ("bundle.files", set(), "demo has no tokenizer"),
+# a value of --additional-config that is refused, and the sentence
+OPTIONS: list[tuple[dict[str, object], str]] = [
+    ({"k": 2}, "k is 2; this bundle's graphs have k 0, 1, 3"),
+    ({"k": "3"}, "additional-config.k is '3', expected a whole number"),
+    ({"acceptance": "all"}, "acceptance is 'all', expected one of none, summary, detailed"),
+    ({"platform": "tpu"}, "platform is 'tpu', expected one of auto, cpu, neuron, pjrt"),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "sentence"), OPTIONS, ids=[f"{path}-{value}" for path, value, _ in OPTIONS])
-def test_an_option_that_the_bundle_cannot_follow(bundle: Any, path: str, value: object, sentence: str) -> None:
-    config = _vllm_config()
-    *names, last = path.split(".")
-    setattr(functools.reduce(getattr, names, SimpleNamespace(config=config, bundle=bundle)), last, value)
+@pytest.mark.parametrize(("options", "sentence"), OPTIONS, ids=str)
+def test_an_additional_option_that_the_bundle_cannot_follow(bundle: Any, options: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        BundlePlatform.check_and_update_config(config)
+        BundlePlatform.check_and_update_config(_vllm_config(**options))
 
 
 @pytest.mark.parametrize("blocks", [None, 5, 9])
@@ -326,28 +329,20 @@ def test_a_bundle_s_limits_are_vllm_s_settings(bundle: Any, options: dict[str, A
         assert acceptance == options.get("acceptance", "none")
     bundle.end_while_starting.assert_called_with()
     SamplingParams(min_p=0.1, logit_bias={1: 1.0})._validate_spec_decode(config.speculative_config)
-    bundle.files, config.model_config.skip_tokenizer_init = set(), True
+
+
+def test_no_chunk_is_longer_than_the_budget_of_prefill(bundle: Any) -> None:
+    config = _vllm_config()
+    config.scheduler_config.long_prefill_token_threshold = 400
     BundlePlatform.check_and_update_config(config)
+    assert config.scheduler_config.long_prefill_token_threshold == 256
 
 
-def test_with_several_api_servers_the_first_process_keeps_vllm_s_handler(bundle: Any) -> None:
+def test_with_several_api_servers_the_first_process_has_vllm_s_handler(bundle: Any) -> None:
     config = _vllm_config()
     config.parallel_config._api_process_count = 2
     BundlePlatform.check_and_update_config(config)
     bundle.end_while_starting.assert_not_called()
-
-
-def test_the_command_line_has_the_bundle_s_defaults(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk is at most 512 rows, for which running requests wait."""
-    monkeypatch.setattr(platform, "model_folder", lambda _: "folder")
-    bundle.spec.prompts = ((128, 128), (512, 512), (2048, 4096))
-    defaults = dict[str, Any]()
-    platform.BundlePlatform.pre_register_and_update(SimpleNamespace(set_defaults=defaults.update))
-    assert defaults.items() >= {
-        "tokenizer": "folder", "max_model_len": LENGTH, "max_num_seqs": BATCH, "max_num_batched_tokens": 512,
-        "enable_prefix_caching": True, "enable_chunked_prefill": True,
-    }.items()  # fmt: skip
-    assert defaults["middleware"] == ["serve.drain.DrainMiddleware"]
 
 
 TOKENS = {"type": "token", "prompt_token_ids": [5, 6]}
@@ -432,39 +427,57 @@ def test_a_bundle_that_is_replaced_while_the_server_starts_is_refused(monkeypatc
 
 def test_vllm_gets_as_many_placeholders_as_the_launched_step_has_drafts() -> None:
     """A step that is not launched may still get any k."""
-    found = list[Any]()
+    tokens = list[Any]()
     for batch in (None, *(SimpleNamespace(k=k, chunk=None) for k in (0, 1, 3)), SimpleNamespace(k=0, chunk="a chunk")):
         engine: Any = SimpleNamespace(launched=batch, speculative=True)
         worker: Any = SimpleNamespace(engine=engine, config=CONFIG, numbers={"a": 0})
         drafts = module.BundleWorker.take_draft_token_ids(worker)
-        found.append(drafts and list(map(len, drafts.draft_token_ids)))
-    assert found == [[3], None, [1], [3], [3]]
+        tokens.append(drafts and list(map(len, drafts.draft_token_ids)))
+    assert tokens == [[3], None, [1], [3], [3]]
 
 
 def test_the_scheduler_ends_failed_requests_and_their_blocks_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, evicted = list[set[str]](), list[set[int]]()
 
-    def update(self: Any, scheduler_output: Any, output: Any) -> None:
+    def update(self: Any, scheduler_output: Any, output: Any) -> Any:
         ended.append(set(self.grammar_compile_error_reqs))
+        return {0: SimpleNamespace(outputs=[SimpleNamespace(request_id=name, stop_reason=5) for name in "ab"])}
 
     monkeypatch.setattr(Scheduler, "update_from_output", update)
     scheduler: Any = BundleScheduler.__new__(BundleScheduler)
     scheduler.grammar_compile_error_reqs, scheduler.requests = {"x"}, {"b": None}
     scheduler.kv_cache_manager = SimpleNamespace(get_block_ids=lambda name: ([4, 7],), evict_blocks=evicted.append)
-    scheduler.update_from_output(None, StepOutput(["b"], {"b": 0}, [[]], failed={"b"}))
+    by_client = scheduler.update_from_output(None, StepOutput(["b"], {"b": 0}, [[]], failed={"b": "why"}))
     assert (ended, evicted) == ([{"x", "b"}], [{4, 7}])
+    assert [output.stop_reason for output in by_client[0].outputs] == [5, "why"]
 
 
-def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_gets_the_sentence_of_a_request_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestState, "make_request_output", lambda *given, **more: (given[1:], more))
+    report_why_a_request_failed.__wrapped__()
+    made = functools.partial(RequestState.make_request_output, None, [], None)
+    error = made(FinishReason.ERROR, "the grammar allows no id", None)
+    assert isinstance(error, GracefulHTTPError), "AsyncLLM passes it on"
+    assert isinstance(error, GenerationError), "a stream answers it"
+    answer = create_error_response(error).error
+    assert (answer.code, answer.message) == (500, "the grammar allows no id")
+    for reason in ((FinishReason.STOP, "stop"), (FinishReason.ERROR, None), (None, None)):
+        assert made(*reason, error=1) == (([], None, *reason), {"error": 1})
+
+
+def test_prefill_gets_its_chunk_and_decoding_its_rows_in_the_order_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine steps all decoding requests at once, so the budget may leave none of them out."""
 
     def request(prefill: bool) -> Any:
         return SimpleNamespace(is_prefill_chunk=prefill, num_tokens_with_spec=58, num_computed_tokens=50)
 
     seen = list[Any]()
-    monkeypatch.setattr(
-        Scheduler, "schedule", lambda self, _: seen.append((self.running[:], self.max_num_scheduled_tokens))
-    )
+
+    def schedule(self: Any, _: bool) -> Any:
+        seen.append((self.running[:], self.max_num_scheduled_tokens))
+        return SimpleNamespace(scheduled_new_reqs=[])
+
+    monkeypatch.setattr(Scheduler, "schedule", schedule)
     scheduler = BundleScheduler.__new__(BundleScheduler)
     # chunks of 512 tokens, and steps of four requests with 7 drafts
     scheduler.max_num_scheduled_tokens = 512 + 32
@@ -472,7 +485,7 @@ def test_decoding_requests_come_first_and_prefill_gets_its_chunk(monkeypatch: py
     prefill, decoding = request(True), request(False)
     scheduler.running = [prefill, decoding]
     scheduler.schedule()
-    assert seen == [([decoding, prefill], 512 + 8)]
+    assert seen == [([prefill, decoding], 512 + 8)]
     assert scheduler.max_num_scheduled_tokens == 512 + 32
 
 
@@ -480,8 +493,8 @@ def test_gaps_between_steps_are_counted() -> None:
     """No gap before the first step, and one of 0 where the next step is launched."""
 
     def counts() -> list[float]:
-        found = (("count", {}), ("bucket", {"le": "0.0001"}))
-        return [REGISTRY.get_sample_value(f"trnspec_host_gap_seconds_{name}", of) or 0.0 for name, of in found]
+        tokens = (("count", {}), ("bucket", {"le": "0.0001"}))
+        return [REGISTRY.get_sample_value(f"trnspec_host_gap_seconds_{name}", of) or 0.0 for name, of in tokens]
 
     before, metrics = counts(), Metrics("chain")
     metrics.begin()

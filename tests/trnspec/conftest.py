@@ -1,4 +1,4 @@
-"""An LLM of the demo pair's bundle, shared with the other tests of the session, and a tiny bundle."""
+"""A bundle of the demo pair in `LLM`, shared with the other tests of the session, and a tiny one."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -26,7 +26,7 @@ OF_A_CHECKOUT = {"device_check", "xla_check"}
 
 def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Python in a folder, with the project on its path."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'nkisim/src'}"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -70,7 +70,7 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
     imported = _run(tmp_path, "-c", "from trnspec import LLM")
     assert imported.stderr.splitlines()[-1].startswith(f"ImportError: {expected}")
     (tmp_path / "bundle").mkdir()
-    (tmp_path / "bundle/manifest.json").touch()
+    (tmp_path / "bundle/manifest.json").write_text('{"format": "trnspec-bundle"}', encoding="utf-8")
     for argument, code, out, error in (("bundle", 2, "", f"error: {expected}"), ("gpt2", 0, "None\n", "")):
         served = _run(tmp_path, "-c", "import trnspec; print(trnspec.platform())", "serve", argument)
         assert (served.returncode, served.stdout) == (code, out)

@@ -1,4 +1,4 @@
-"""The Python API: one prompt, many, streams, ids, seeds, limits, memory, refusals."""
+"""`trnspec.LLM`: one prompt, many, streams, ids, seeds, limits, memory, refusals."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_a_stop_string_is_never_shown_even_in_part(llm: LLM) -> None:
 def test_streams_and_prompts_without_speculation_are_served_together(llm: LLM) -> None:
     expected = [llm.generate(p, SAMPLED, **FEW).text for p in PROMPTS[:3]]
     streams, texts = [llm.stream(p, SAMPLED, **FEW) for p in PROMPTS[:2]], ["", "", ""]
-    for step, parts in enumerate(itertools.zip_longest(*streams, fillvalue="")):
-        texts[:2] = [text + part for text, part in zip(texts[:2], parts, strict=True)]
+    for step, deltas in enumerate(itertools.zip_longest(*streams, fillvalue="")):
+        texts[:2] = [text + delta for text, delta in zip(texts[:2], deltas, strict=True)]
         if step == 1:
             third = llm.generate(PROMPTS[2], SAMPLED, **FEW, speculation=False)
             texts[2] = third.text

@@ -1,6 +1,7 @@
 """Hugging Face checkpoints: checked by name, shape and dtype, and cut into the shards of ranks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from model.config import ModelConfig, read_object
 from model.drafters.registry import drafter_of
+from model.dtypes import FP8
 from model.errors import UserError
+from model.fp8 import BLOCK, of_blocks, quantize
 from model.parallel import HeadMap
 from model.strict import shown
 from model.weights import Packing, ShardSpec, Weight
 from trnspec.bundle.part import Part, checkpoint_shapes
 
-_INDEX = "model.safetensors.index.json"
+_INDEX, _SCALES = "model.safetensors.index.json", "_scale_inv"
 _FLOATS, _INTEGERS = ("BF16", "F16", "F32", "F64"), ("I32", "I64")
 # suffixes of files that hold weights; only the first one is read
 _FORMATS = (".safetensors", ".safetensors.index.json", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -33,12 +36,14 @@ _HEAD = "lm_head.weight"
 class Checkpoint:
     """A Hugging Face checkpoint folder, checked by name, shape and dtype before any tensor is read.
 
-    A draft's may lack tensors that its `target`'s checkpoint has for both.
+    A draft's may lack tensors that its `target`'s checkpoint has for both. `fp8`: projections become FP8, and may be
+    FP8 in blocks of 128 x 128 with a scale each, as in Qwen's checkpoints.
     """
 
-    def __init__(self, path: Path, config: ModelConfig, target: "Checkpoint | None" = None) -> None:
+    def __init__(self, path: Path, config: ModelConfig, target: "Checkpoint | None" = None, fp8: bool = False) -> None:
         self.path, self.config = path, config
         self.files, drafter = _files_of(path), drafter_of(config)
+        self._fp8 = fp8
         self._tensors, unused = dict[str, Any](), dict[str, Any]()
         for file in self.files:
             opened = _open(file)
@@ -61,6 +66,9 @@ class Checkpoint:
 
     def _check(self) -> None:
         expected, tensors = checkpoint_shapes(self.config), self._tensors
+        blocked = {name for name in expected if self._fp8 and name + _SCALES in tensors}
+        for name in blocked:
+            expected[name + _SCALES] = tuple(-(-size // BLOCK) for size in expected[name])
         unknown = sorted(tensors.keys() - expected.keys())
         scales, adapters = [n for n in unknown if n.endswith(_QUANTIZED)], [n for n in unknown if ".lora_" in n]
         integers = {w.parts[0][0] for w in drafter_of(self.config).weights(self.config, Packing()) if w.dtype}
@@ -69,7 +77,7 @@ class Checkpoint:
             shape, dtype = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
             if shape != expected[name]:
                 shapes.append(f"{name} is {shape}, expected {expected[name]}")
-            if dtype not in (_INTEGERS if name in integers else _FLOATS):
+            if dtype not in (_INTEGERS if name in integers else ("F8_E4M3",) if name in blocked else _FLOATS):
                 dtypes.append(f"{name} is {dtype}")
         for fault, names, way in (
             ("is quantized: it has", scales, "give the bf16 checkpoint of the model"),
@@ -87,7 +95,9 @@ class Checkpoint:
     def shards(self, weight: Weight, tp: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """A weight on each of `tp` ranks; its tensors are read once. UserError names one with NaN."""
         heads = HeadMap(self.config.num_attention_heads, self.config.num_key_value_heads, tp)
-        tensors, dim = [self._read(name, dtype) for name, _ in weight.parts], self.config.head_dim
+        quantized, dim = weight.scale or weight.dtype == FP8.name, self.config.head_dim
+        read = partial(self._quantized, scale=weight.scale) if quantized else partial(self._read, dtype=dtype)
+        tensors = [read(name) for name, _ in weight.parts]
         for rank in range(tp):
             cut = [_cut(x, shard, rank, heads, dim) for x, (_, shard) in zip(tensors, weight.parts, strict=True)]
             yield weight.pack(*cut, dim) if weight.pack else cut[0]
@@ -99,12 +109,23 @@ class Checkpoint:
             raise UserError(f"{name} in {self.path} has NaN, infinity or a number beyond {dtype}; download it again")
         return tensor
 
+    def _quantized(self, name: str, scale: bool) -> Tensor:
+        """A projection's FP8 numbers, or its scales (out, 1)."""
+        tensor, scales = self._tensors[name][:], self._tensors.get(name + _SCALES)
+        try:
+            return quantize(of_blocks(tensor, scales[:]) if scales is not None else tensor)[scale]
+        except ValueError as error:
+            raise UserError(
+                f"{name} in {self.path} {error}, and cannot be FP8; fetch it again, or build without --weights fp8"
+            ) from error
+
 
 def open_checkpoints(parts: Sequence[Part], folders: Mapping[str, Path]) -> dict[str, Checkpoint]:
     """The checkpoint of each part by its role, given its folder; UserError for one that does not fit its config."""
     opened = dict[str, Checkpoint]()
     for part in parts:
-        opened[part.role] = Checkpoint(folders[part.role], part.config, opened.get("target"))
+        given = folders[part.role], part.config, opened.get("target"), part.packing.fp8
+        opened[part.role] = Checkpoint(*given)
     return opened
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from model.dtypes import FP8
 from model.graph_spec import GraphSpec, TensorSpec
 from model.nki.launches import API_VERSION, CUSTOM_CALL_TARGET, LNC, filled, from_text
 from model.nki.table import KERNELS
@@ -31,7 +32,14 @@ _COLLECTIVES = ("all-reduce", "all-gather")
 # operations on integers that the hardware does not have, with --implicit-integer-downcast=none
 _NO_INTEGERS = {"dot": "NCC_EVRF035", "scatter": "NCC_EVRF060", "all-reduce": "NCC_EVRF061"}
 # source: enum PrimitiveType of xla/xla_data.proto (openxla/xla)
-_ELEMENTS = {1: ("pred", 1), 4: ("int32", 4), 8: ("uint32", 4), 11: ("float32", 4), 16: ("bfloat16", 2)}
+_ELEMENTS = {
+    1: ("pred", 1),
+    4: ("int32", 4),
+    8: ("uint32", 4),
+    11: ("float32", 4),
+    16: ("bfloat16", 2),
+    28: (FP8.name, 1),
+}
 _INTEGERS, _TUPLE = frozenset(range(1, 10)), 13
 # weights are parameters of a graph. Rotary frequencies are its largest constant; a weight of any real model is larger
 CONSTANT_BYTES = 1024

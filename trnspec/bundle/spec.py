@@ -48,7 +48,8 @@ class BundleSpec:
     positions that steps attend, by default max_len and fractions of it. `graphs`: greedy has one graph of prompts and
     steps without filters or logits processors. `layers`: the most layers of a kernel launch; with 1 each half of a
     layer is one. `without`: NKI kernels that become operations of the graph. `gather`: an all-gather of the graph, as
-    an all-reduce of zero-padded parts or as XLA's.
+    an all-reduce of zero-padded parts or as XLA's. `weights`: those of the projections of the target's layers and a
+    chain's, in `dtype` or FP8 (model/fp8.py).
     """
 
     target: Name
@@ -69,6 +70,7 @@ class BundleSpec:
     layers: Annotated[int, Range(1, MAX_LAYERS)] = 1
     without: Annotated[tuple[Name, ...], Length(0, 12)] = ()
     gather: Literal["all_reduce", "all_gather"] = "all_reduce"
+    weights: Literal["dtype", "fp8"] = "dtype"
 
     @property
     def k(self) -> int:
@@ -130,7 +132,7 @@ class BundleSpec:
     @property
     def parts(self) -> tuple[Part, ...]:
         """The target, and the draft if there is one."""
-        ctx = make_context(self.kernels, self.tp, without=self.without)
+        ctx = make_context(self.kernels, self.tp, without=self.without, fp8=self.weights == "fp8")
         models = [("target", self.target, self.target_config), ("draft", self.draft, self.draft_config)]
         return tuple(Part(*model, ctx) for model in models[: 1 + self.has_draft])
 
@@ -218,13 +220,20 @@ def _check_draft(spec: BundleSpec) -> None:
 def _check_kernels(spec: BundleSpec) -> None:
     """Refuse sequences that attention's kernels do not take, and packed weights whose rows do not fit SBUF."""
     fp32, split = spec.dtype == "fp32", "raise --tp"
+    if fp32 and spec.weights == "fp8" and spec.kernels == "nki":
+        raise UserError("kernels multiply FP8 weights by bf16 rows only; use --dtype bf16 or --kernels reference")
     for part in spec.parts if spec.kernels == "nki" else ():
         config, packing, heads = part.config, part.packing, part.ctx.heads(part.config)
         if reason := attention_limit_error(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
             raise UserError(f"the {part.role}: {reason}, or use --kernels reference")
         inner = config.intermediate_size // spec.tp if packing.mlp else 0
+        if packing.fp8 and not (packing.attention and packing.mlp):
+            raise UserError(
+                f"the {part.role} has layers that no kernel packs, whose weights cannot be FP8; use --kernels "
+                "reference, or leave out --weights fp8"
+            )
         for used, what, numbers, limit, way in (
-            (any(packing), "rows", config.hidden_size, PROMPT_DEPTH[fp32], "use --dtype bf16" if fp32 else ""),
+            (any(packing[:3]), "rows", config.hidden_size, PROMPT_DEPTH[fp32], "use --dtype bf16" if fp32 else ""),
             (packing.attention, "rows of heads", heads.heads_per_rank * config.head_dim, PROMPT_DEPTH[fp32], split),
             (packing.mlp, "inner rows", inner, PROMPT_INNER[fp32], split),
         ):

@@ -29,7 +29,7 @@ class EngineConfig:
 
     `ks`: the k > 0 of its steps, ascending. `pool`: KV blocks, the null block 0 included, but not the
     spare ones. `prompts`: (rows, keys) of the prefill graphs, ascending. `host_drafts`: drafts are inputs of a step.
-    `min_last_chunk`: tokens before a prompt's end that its last chunk must hold, for a drafter that reads them there.
+    `min_last_chunk`: minimum number of tokens of a prompt's last chunk, for a drafter that reads its last rows.
     `greedy`: no graphs with filters or logits processors.
     """
 
@@ -63,13 +63,13 @@ class EngineConfig:
     def chunk(self, first: int, length: int, logprobs: bool = False) -> Chunk:
         """The next chunk of a prompt of `length` tokens whose first ones are cached.
 
-        Its graph is the smallest that holds the rest, if that fills half of it, else the largest that is filled.
+        Uses the smallest graph that holds the remaining tokens, if they fill half of it, else the largest they fill.
         """
         first = min(first, max(0, length - self.min_last_chunk))
         prompts = (logprobs_prompt(self.prompts, self.max_len),) if logprobs else self.prompts
         left, sizes = length - first, sorted({rows for rows, _ in prompts})
-        whole = next((rows for rows in sizes if left <= rows <= max(2 * left, sizes[0])), 0)
-        rows = whole or max(rows for rows in sizes if rows <= left)
+        single = next((rows for rows in sizes if left <= rows <= max(2 * left, sizes[0])), 0)
+        rows = single or max(rows for rows in sizes if rows <= left)
         size = min(left, rows)
         return Chunk(first, size, rows, min(keys for r, keys in prompts if r == rows and keys >= first + size))
 
@@ -83,5 +83,5 @@ class EngineConfig:
 def engine_config(bundle: Bundle) -> EngineConfig:
     spec = bundle.spec
     limits = spec.ks, spec.batch, spec.max_len, spec.buckets, spec.target_config.vocab_size, spec.usable, spec.prompts
-    last_chunk = spec.k if any("K" in kept.axes.split() for kept in spec.drafter_type.state_spec) else 0
+    last_chunk = spec.k if any("K" in state.axes.split() for state in spec.drafter_type.state_spec) else 0
     return EngineConfig(*limits, spec.host_drafts, last_chunk, spec.graphs == "greedy")

@@ -42,9 +42,9 @@ class Event:
 class Engine:
     """Continuous batching over a runner. A request's tokens do not depend on the order or on other requests.
 
-    A prompt that is longer than the largest chunk runs in several, with a step of the other requests between two.
-    `step_k` chooses the k of each step, by default always the largest. Where the host drafts, `propose` makes at most
-    so many drafts after a request's ids. Without `owns_blocks` each request comes with its KV blocks.
+    A prompt longer than the largest chunk is prefilled in chunks, with a decode step of the other requests between
+    two. `step_k` chooses the k of each step, by default the largest. `propose(ids, limit)` returns host-side drafts.
+    Without `owns_blocks` an outer scheduler allocates the KV blocks.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Engine:
         return batch
 
     def _admit(self) -> Slot | None:
-        """The slot of the request that has waited longest, with blocks to its end."""
+        """Admit the request that has waited longest, with KV blocks for its maximum length."""
         if not self._waiting or self.slots.full:
             return None
         number, request = self._waiting[0]
@@ -161,10 +161,10 @@ class Engine:
         return Batch(slots, None, self.config.graph_k(max(limits), full_sampling), limits, drafts, constrained)
 
     def _limits(self, slots: tuple[Slot, ...]) -> tuple[int, ...]:
-        """The most drafts of each request in a step: a token follows them, and none is past the last position."""
+        """The draft limit of each request: a step adds one token to the drafts, and both stay below `max_len`."""
         k, last = self.step_k.choose(), self.config.max_len - 1
-        own = (k if slot.request.k_limit is None else slot.request.k_limit for slot in slots)
-        return tuple(min(k, limit, last - 1 - slot.position) for slot, limit in zip(slots, own, strict=True))
+        limits = (k if slot.request.k_limit is None else slot.request.k_limit for slot in slots)
+        return tuple(min(k, limit, last - 1 - slot.position) for slot, limit in zip(slots, limits, strict=True))
 
     def _run(self, batch: Batch) -> tuple[Batch, StepOutputs]:
         """Launch a batch; returns it as it was run, and the outputs."""
@@ -205,9 +205,9 @@ class Engine:
         return batch, self.runner.run(inputs.graph(Stage.VERIFY, k, bucket), inputs)
 
     def _postprocess(self, batch: Batch, outputs: StepOutputs) -> list[Event]:
-        """Read a batch's outputs; requests that have left meanwhile have no events."""
+        """Read a batch's outputs; a request that was cancelled meanwhile has no event."""
         accepted_BN = np.asarray(outputs.accepted_tokens)
-        # the seconds of the batch, with the host's part since the one before
+        # since the previous batch was read, the host's work included
         now = time.perf_counter()
         seconds, self._last_read = now - (self._last_read or now), now
         if batch.chunk:
@@ -243,9 +243,9 @@ class Engine:
         return [self._emit(slot, Event(slot.number, [token], None, 0, 0, scores, result.prompt_scores))]
 
     def _emit(self, slot: Slot, new: Event) -> Event:
-        """The event with the new tokens that the request keeps; its slot is free again if it has ended."""
+        """The event with the new tokens up to the request's end; a request that has ended releases its slot."""
         slot.token = new.ids[-1]
-        kept, result = slot.append(new.ids, new.scores), slot.result
+        emitted, result = slot.append(new.ids, new.scores), slot.result
         if not result.finish_reason and slot.position >= self.config.max_len - 1:
             result.finish_reason = "context"
         if result.finish_reason:
@@ -253,11 +253,13 @@ class Engine:
             self._release(slot.number)
         if result.finish_reason == ERROR:
             self.runner.clear(slot.index, slot.blocks)
-        return replace(new, ids=kept, result=result if result.finish_reason else None, scores=new.scores[: len(kept)])
+        return replace(
+            new, ids=emitted, result=result if result.finish_reason else None, scores=new.scores[: len(emitted)]
+        )
 
 
 def _scores(best: int | None, outputs: StepOutputs, row: int, tokens: slice) -> tuple[Score, ...]:
-    """The scores of some tokens of a row, each with this number of the top ones, if its request wants them."""
+    """Log-probabilities of a row's tokens, each with the `best` top ones; empty if the request has none."""
     if best is None:
         return ()
     values = np.asarray(outputs.scores)[row, tokens]

@@ -24,7 +24,7 @@ class ConstrainedDraft:
         self.force()
 
     def propose(self, drafts: Sequence[int]) -> None:
-        """Take these drafts instead, to the first that a mask excludes or that ends the text."""
+        """Replace the drafts by these, up to the first that a mask excludes or that ends the output."""
         same = common_prefix_len(self.drafts, drafts)
         del self.drafts[same:], self.masks[same + 1 :]
         for draft in drafts[same : self._limit]:
@@ -86,7 +86,7 @@ def mask_of(ids: Iterable[int], vocab_size: int) -> np.ndarray:
 
 
 def common_prefix_len(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many ids two lists have in common at their beginning."""
+    """The length of the common prefix of two lists."""
     different = (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b)
     return next(different, min(len(ids), len(others)))
 

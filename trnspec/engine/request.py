@@ -21,7 +21,7 @@ _MAX_TEMPERATURE = 1e30
 # the reason of a request that cannot be sampled
 ERROR = "error"
 CANNOT_SAMPLE = "the logits hold NaN or infinity, or the request's limits exclude every token,"
-# (W,) int32 mask of the token after these new ones; None if the text ends with them
+# (W,) int32 mask of the token after these new ones; None if the output ends with them
 MaskFn = Callable[[Sequence[int]], np.ndarray | None]
 _PENALTY = (-2, 2, "a number in [-2, 2]")
 _BIAS = (-100, 100, "a number in [-100, 100]")
@@ -39,7 +39,7 @@ class Params:
     top_k: Annotated[int, (0, (1 << 24) - 1, "0 (off) or a count")] = 0
     top_p: Annotated[float, (5e-324, 1, "a number in (0, 1]")] = 1.0
     min_p: Annotated[float, (0, 1, "a number in [0, 1]")] = 0.0
-    seed: Annotated[int, (0, _WORD * _WORD - 1, "an integer of 64 bits")] = 0
+    seed: Annotated[int, (-_WORD * _WORD // 2, _WORD * _WORD - 1, "an integer of 64 bits")] = 0
     presence_penalty: Annotated[float, _PENALTY] = 0.0
     frequency_penalty: Annotated[float, _PENALTY] = 0.0
     repetition_penalty: Annotated[float, (1e-6, 1e6, "a number in [1e-6, 1e6]")] = 1.0
@@ -50,7 +50,7 @@ class Params:
 
     @property
     def seed_words(self) -> tuple[int, int]:
-        return self.seed % _WORD, self.seed // _WORD
+        return self.seed % _WORD, self.seed // _WORD % _WORD
 
     @property
     def sampling_temperature(self) -> float:
@@ -97,10 +97,10 @@ _RANGES = {
 class Request:
     """A prompt as token ids, and how to continue it. An engine serves requests that `check` has passed.
 
-    `k_limit`: the most drafts that a step may accept, by default the bundle's k. `cut`: called with all new ids after
-    each one, it returns how many to keep if the request ends, for stop strings. `allowed`: a grammar; it is also called
-    with drafts after the new ids. `logprobs`, `prompt_logprobs`: how many top log-probabilities to return with that of
-    each token. `ends`: the ids that `min_tokens` excludes, by default `stop_ids`.
+    `k_limit`: the largest number of drafts that a step may accept, by default the bundle's k. `cut`: for stop strings,
+    called with all new ids after each one; returns the number of ids to emit if the request ends. `allowed`: a grammar,
+    also called with drafts after the new ids. `logprobs`, `prompt_logprobs`: the number of top log-probabilities to
+    return with that of each token. `ends`: the ids that `min_tokens` excludes, by default `stop_ids`.
     """
 
     ids: tuple[int, ...]
@@ -158,9 +158,9 @@ def check(config: EngineConfig, request: Request) -> None:
         raise UserError(f"logit-bias has {len(params.logit_bias)} ids; it may have {MAX_BIASES}")
     if not all(words):
         raise UserError("bad-words holds an empty one; leave it out")
-    left = set(params.allowed_token_ids) - {word[0] for word in words if len(word) == 1}
-    if params.allowed_token_ids and not left:
-        raise UserError("bad-words excludes every id of allowed-token-ids; leave one of them out")
+    ends = (request.ends or request.stop_ids) if params.min_tokens else ()
+    if params.allowed_token_ids and {*params.allowed_token_ids} <= {*ends, *(w[0] for w in words if len(w) == 1)}:
+        raise UserError("bad-words or min-tokens excludes every id of allowed-token-ids; leave one of them out")
 
 
 def _check_graphs(config: EngineConfig, request: Request) -> None:

@@ -24,9 +24,8 @@ _NEUTRAL = Request(())
 class Slot:
     """A request's place in the batch.
 
-    `known`: tokens before the first sampled one, which are its prompt and what it had sampled before a preemption;
-    the chunks of the first `cached` of them are launched. `position`: that of `token`, the newest one, which is not in
-    the caches; 0 during prefill. `blocks`: those of its positions in order.
+    `known`: number of tokens to prefill, those sampled before a preemption included; chunks of the first `cached` are
+    launched. `token`: the newest token, not cached yet, at `position` (0 during prefill). `blocks`: by position.
     """
 
     index: int
@@ -55,7 +54,7 @@ class Slot:
         return (*self.request.ids, *self.result.ids)
 
     def append(self, ids: Iterable[int], scores: Iterable[Score] = ()) -> list[int]:
-        """Add new tokens up to the one that ends the request; returns those that it keeps."""
+        """Append new tokens up to the one that ends the request; returns the appended ones."""
         request, result = self.request, self.result
         before = len(result.ids)
         for token in ids:
@@ -66,8 +65,8 @@ class Slot:
             result.ids.append(token)
             if token in request.stop_ids:
                 result.finish_reason = "eos"
-            elif request.cut and (kept := request.cut(result.ids)) is not None:
-                del result.ids[kept:]
+            elif request.cut and (end := request.cut(result.ids)) is not None:
+                del result.ids[end:]
                 result.finish_reason = "stop"
             elif len(result.ids) == request.max_new_tokens:
                 result.finish_reason = "length"
@@ -137,7 +136,7 @@ class SlotTable:
         return self._slots.get(slot.number) is slot
 
     def allocate(self, number: int, request: Request, allowed: MaskFn | None = None, **more: Any) -> Slot:
-        """Give a request the next free slot; `more` are its blocks, and a result of what it had sampled before."""
+        """Give a request a free slot; `more` are further fields of the slot."""
         self._slots[number] = Slot(self._free.pop(), number, request, allowed, **more)
         return self._slots[number]
 
@@ -182,7 +181,7 @@ class SlotTable:
         return inputs | {"k_limits": limits_B}
 
     def _fixed(self, name: str, state: object, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """Inputs that are made again when the state that they depend on changes; a runner keeps them on its devices."""
+        """Read-only inputs, made again when `state` changes; a runner caches them on its devices."""
         if name not in self._made or self._made[name][0] != state:
             self._made[name] = state, make()
             for array in self._made[name][1].values():

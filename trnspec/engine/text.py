@@ -32,7 +32,7 @@ def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> tuple[int, 
 
 
 class Detokenizer:
-    """The text of a request's tokens as they come; each token is decoded once more, with the few before it.
+    """Decodes a request's tokens incrementally; each token is decoded twice, the second time with the next one.
 
     As `Request.cut` it ends the request at the first stop string that ends after `min_tokens` tokens, as in vLLM.
     """
@@ -42,13 +42,13 @@ class Detokenizer:
             raise UserError("a stop string is empty; give at least one character, or leave it out")
         self._tokenizer, self._stops, self._min_tokens = tokenizer, stops, min_tokens
         self._ids, self._shown = list[int](), 0
-        # tokens from `_first` on are decoded together; those before `_next` are in the text
+        # tokens from `_first` on are decoded together; those before `_next` are in `self.text`
         self._first = self._next = 0
         # without an unfinished character; its length after each token, one more where a character is unfinished
         self.text, self.ends = "", list[int]()
 
     def __call__(self, ids: Sequence[int]) -> int | None:
-        """The tokens to keep of all new ones, whose text ends before the stop string; None to go on."""
+        """The number of new tokens before a stop string; None if there is no stop string."""
         for token in ids[len(self._ids) :]:
             before = len(self.text)
             self._append(token)
@@ -57,8 +57,8 @@ class Detokenizer:
                 return bisect_right(self.ends, min(place for place in places if place >= 0))
         return None
 
-    def piece(self) -> str:
-        """The text that has become certain: a token in which a stop string may begin waits for the next ones."""
+    def delta(self) -> str:
+        """New text since the last call, without tokens in which a stop string may begin."""
         text, begin = self.text, self._shown
         open_stops = [len(text) - n for s in self._stops for n in range(1, len(s)) if text.endswith(s[:n])]
         count = bisect_right(self.ends, min(open_stops, default=len(text)))
@@ -66,7 +66,7 @@ class Detokenizer:
         return text[begin : self._shown]
 
     def rest(self, text: str) -> str:
-        """What is left of the text of all kept tokens."""
+        """The rest of the output, given as a string."""
         return text[self._shown :]
 
     def _append(self, token: int) -> None:
@@ -86,13 +86,13 @@ def ids_of_words(tokenizer: Tokenizer, words: Sequence[str | Sequence[int]]) -> 
     As in vLLM (update_from_tokenizer of vllm/sampling_params.py): the ids after a blank count if they are as many and
     begin differently.
     """
-    found = list[Sequence[int]]()
+    ids = list[Sequence[int]]()
     for word in words:
         if not isinstance(word, str):
-            found.append(word)
+            ids.append(word)
             continue
         first, inner = (encode(tokenizer, blank + word.lstrip(), special=False) for blank in ("", " "))
-        found.append(first)
+        ids.append(first)
         if len(inner) == len(first) and inner[:1] != first[:1]:
-            found.append(inner)
-    return tuple(map(tuple, found))
+            ids.append(inner)
+    return tuple(map(tuple, ids))

@@ -11,7 +11,7 @@ from trnspec.engine.request import Request
 def prepare_graphs(engine: Engine, keys: Iterable[GraphKey]) -> None:
     """Load these graphs, so that no token waits for a compiler.
 
-    Each also runs once, which takes long the first time, unless requests are active, whose state that would change.
+    Each graph also runs once, since a first run is slow, unless requests are active, whose state it would change.
     """
     if missing := [key for key in dict.fromkeys(keys) if key not in engine.runner.loaded]:
         for key in each(missing, "compiling graphs"):

@@ -1,11 +1,9 @@
 """The runtime's only imports from internals of jax and jaxlib, for jax 0.10."""
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 from jax._src.compiler import compile_or_get_cached
 from jax._src.interpreters.mlir import make_ir_context
@@ -14,10 +12,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from jaxlib.xla_client import _xla  # type: ignore[attr-defined]
 
-__all__ = ["COMPILER_ERRORS", "compile_module", "ir", "module_of", "operations", "replicate", "stablehlo"]
+__all__ = ["COMPILER_ERRORS", "compile_module", "ir", "module_of", "operations", "stablehlo"]
 # raised by the compiler for an invalid module, and by the conversion for an invalid proto
 COMPILER_ERRORS = (RuntimeError, ValueError, IndexError, ir.MLIRError)
-_aval = functools.cache(jax.core.ShapedArray)
 
 
 @contextmanager
@@ -43,9 +40,3 @@ def compile_module(module: ir.Module, devices: Sequence[Any], xla_options: Mappi
     options.env_option_overrides = list(xla_options.items())
     listed = xla_client.DeviceList(tuple(devices))
     return compile_or_get_cached(devices[0].client, module, np.array(devices), options, [], listed)
-
-
-def replicate(array: np.ndarray, sharding: Any, devices: list[Any]) -> Any:
-    """Copies an array to each device, as one array along the first axis; faster than `jax.device_put` if small."""
-    shape = (array.shape[0] * len(devices), *array.shape[1:])
-    return xla_client.batched_device_put(_aval(shape, array.dtype), sharding, [array] * len(devices), devices)

@@ -102,7 +102,7 @@ class NrtRunner(Runner):
         self._folder.cleanup()
 
     def _source(self, tensor: TensorSpec, array: Any, place: np.ndarray) -> int:
-        """The source of an input for the ranks: an output's index in the last run, UNCHANGED, or SHARED (written here)."""
+        """The source of an input: an output's index in the last run, UNCHANGED, or SHARED, written to `place`."""
         if isinstance(array, Output):
             if array.run is self._last:
                 return array.index

@@ -40,21 +40,16 @@ class Runner(ABC):
         return candidates_BN
 
     def prepare(self, key: GraphKey, warm: bool = True) -> None:
-        """Loads a graph; if `warm`, also runs it on zeros, because first runs are slow. No sequence may be active."""
-        if key not in self.loaded:
-            self.load(key)
-            if warm:
-                self._warm_up(self.graph(key), zeros_of(self.graph(key).inputs))
-
-    def load(self, key: GraphKey) -> None:
-        """Compiles or loads a graph if it is not loaded."""
+        """Loads a graph; `warm`, while no sequence is active, also runs it on zeros, because first runs are slow."""
         if key not in self.loaded:
             self._load(self.graph(key))
             self.loaded.add(key)
+            if warm:
+                self._warm_up(self.graph(key), zeros_of(self.graph(key).inputs))
 
     def launch(self, key: GraphKey, inputs: StepInputs) -> list[Any]:
         """Launches a graph, loaded if necessary; returns its outputs."""
-        self.load(key)
+        self.prepare(key, warm=False)
         return self._launch(self.graph(key), inputs)
 
     def graph(self, key: GraphKey) -> GraphSpec:

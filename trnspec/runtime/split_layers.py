@@ -36,12 +36,13 @@ def _split(operation: Any, arguments: Sequence[Any], groups: Groups) -> None:
     x, layers, cos, sin, positions, table, _, eps = arguments
     caches: list[Any] = []
     with ir.InsertionPoint(operation), operation.location:
-        for gamma, k_norm, q_norm, qkv, out, mlp_gamma, gate_up, down, *pools in layers:
-            attention = (x, gamma, k_norm, q_norm, qkv, out, cos, sin, *pools, positions, table, eps)
+        for gamma, k_norm, q_norm, qkv, out, mlp_gamma, gate_up, down, *others in layers:
+            pools, scales = others[:2], [others[2:4], others[4:]] if others[2:] else []
+            attention = (x, gamma, k_norm, q_norm, qkv, out, cos, sin, *pools, positions, table, eps, *scales[:1])
             partial, *written = _call("decode_attention", attention, x, (8, 9))
             caches += written
             x = _residual(x, partial, groups)
-            (partial,) = _call("decode_mlp", (x, mlp_gamma, gate_up, down, eps), x)
+            (partial,) = _call("decode_mlp", (x, mlp_gamma, gate_up, down, eps, *scales[1:]), x)
             x = _residual(x, partial, groups)
     for use in list(operation.results[0].uses):
         index = ir.IntegerAttr(use.owner.attributes["index"]).value
@@ -51,10 +52,19 @@ def _split(operation: Any, arguments: Sequence[Any], groups: Groups) -> None:
 
 
 def _call(kernel: str, arguments: Sequence[Any], like: Operand, aliased: tuple[int, ...] = ()) -> list[Any]:
-    """Launches a kernel: returns the partial sum, shaped like the rows, and the updated operands."""
-    operands = [a for a in arguments if isinstance(a, tuple)]
-    named = [f"#{operands.index(a)}" if isinstance(a, tuple) else a for a in arguments]
-    launch, values = Launch(kernel, named, (like[1],), aliased), [value for value, _ in operands]
+    """Launches a kernel: returns the partial sum, shaped like the rows, and the updated operands.
+
+    A list among the arguments is the scales of FP8 weights.
+    """
+    flat = [a for given in arguments for a in (given if isinstance(given, list) else [given])]
+    operands = [a for a in flat if isinstance(a, tuple)]
+
+    def named(given: Any) -> Any:
+        if isinstance(given, list):
+            return [named(a) for a in given]
+        return f"#{operands.index(given)}" if isinstance(given, tuple) else given
+
+    launch, values = Launch(kernel, named(list(arguments)), (like[1],), aliased), [value for value, _ in operands]
     aliases = [
         stablehlo.OutputOperandAlias.get(output_tuple_indices=[at + 1], operand_index=number, operand_tuple_indices=[])
         for at, number in enumerate(aliased)

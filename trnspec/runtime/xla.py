@@ -22,6 +22,7 @@ from trnspec.bundle.manifest import PLAIN, Compiler, flag_tag, with_lnc
 from trnspec.bundle.opening import Bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.runtime import jax_compat, split_layers
+from trnspec.runtime.compile_cache import cache_compiled_graphs
 from trnspec.runtime.jax_compat import ir, stablehlo
 from trnspec.runtime.runner import Runner
 
@@ -50,6 +51,8 @@ class XlaRunner(Runner):
                 reason = bundle.manifest.without_kernels or "PJRT runs no NKI kernels; build with --kernels reference"
                 raise UserError(f"{bundle.path} cannot run with PJRT: {reason}")
             set_lnc(bundle.manifest.compiler)
+        else:
+            cache_compiled_graphs()
         self._platform, self._devices = platform, devices_of(platform, self.tp)
         self._sharding = NamedSharding(Mesh(np.array(self._devices), ("rank",)), PartitionSpec("rank"))
         # (array, its copy on the devices): the last run's outputs and read-only inputs
@@ -107,7 +110,7 @@ class XlaRunner(Runner):
         placed = {id(array): on_devices for array, on_devices in self._placed}
         for array in inputs:
             if id(array) not in placed:
-                placed[id(array)] = jax_compat.replicate(array, self._sharding, self._devices)
+                placed[id(array)] = self._put([array] * self.tp)
         fixed = (array for array in inputs if isinstance(array, np.ndarray) and not array.flags.writeable)
         self._placed = [(array, placed[id(array)]) for array in fixed]
         return [placed[id(array)] for array in inputs]

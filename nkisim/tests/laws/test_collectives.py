@@ -47,11 +47,11 @@ def ranks(body: Any, shape: tuple[int, ...], world: int = WORLD) -> list[Any]:
 
 
 def test_all_reduce_in_groups() -> None:
-    found = ranks(lambda a, d: ncc.all_reduce([a], [d], PAIRS, nl.add), (8, 6))
+    result = ranks(lambda a, d: ncc.all_reduce([a], [d], PAIRS, nl.add), (8, 6))
     for rank, partner in ((0, 2), (1, 3), (2, 0), (3, 1)):
-        np.testing.assert_allclose(found[rank], DATA[rank] + DATA[partner], rtol=1e-6)
-    found = ranks(lambda a, d: ncc.all_reduce([a], [d], ALL, nl.maximum), (8, 6))
-    assert np.array_equal(found[1], np.max(DATA, axis=0))
+        np.testing.assert_allclose(result[rank], DATA[rank] + DATA[partner], rtol=1e-6)
+    result = ranks(lambda a, d: ncc.all_reduce([a], [d], ALL, nl.maximum), (8, 6))
+    assert np.array_equal(result[1], np.max(DATA, axis=0))
 
 
 @pytest.mark.filterwarnings("ignore::nkisim.errors.NkiSimWarning")
@@ -94,8 +94,8 @@ def test_both_cores_issue_a_collective(cores: int) -> None:
 
 def test_a_collective_waits_for_no_core_that_still_writes(cores: int) -> None:
     inputs = [(DATA[r], np.zeros((8, 6), np.float32)) for r in range(2)]
-    found = on(lambda a, b: halves(a, b, True), 2, inputs)
-    np.testing.assert_allclose(found[1], 2 * (DATA[0] + DATA[1]), rtol=1e-6)
+    result = on(lambda a, b: halves(a, b, True), 2, inputs)
+    np.testing.assert_allclose(result[1], 2 * (DATA[0] + DATA[1]), rtol=1e-6)
     if cores == 2:
         with pytest.raises(errors.HbmRace, match="core_barrier"):
             on(lambda a, b: halves(a, b, False), 2, inputs)
@@ -111,15 +111,15 @@ def test_a_ring_through_two_buffers(cores: int) -> None:
         if cores == 2:
             nisa.core_barrier(data=here, cores=(0, 1))
         for step in range(WORLD):
-            held = nl.load(here)
+            stored = nl.load(here)
             if nl.program_id(0) == step % cores:
-                nisa.dma_copy(dst=result[step], src=held)
+                nisa.dma_copy(dst=result[step], src=stored)
             ncc.collective_permute_implicit([[here]], [[there]], ALL)
             here, there = there, here
         return result
 
-    found = on(kernel, WORLD, [(d,) for d in DATA])
-    assert all(np.array_equal(found[r][step], DATA[(r - step) % WORLD]) for r in range(WORLD) for step in range(WORLD))
+    output = on(kernel, WORLD, [(d,) for d in DATA])
+    assert all(np.array_equal(output[r][step], DATA[(r - step) % WORLD]) for r in range(WORLD) for step in range(WORLD))
 
 
 def test_one_rank_stands_for_many(cores: int) -> None:

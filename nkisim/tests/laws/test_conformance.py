@@ -22,13 +22,13 @@ NOT_IN_TEXT = object()
 
 
 def _functions(version: str) -> dict[tuple[str, str], list[list[str]]]:
-    found = {}
+    result = {}
     for module, parts in SIGNATURES[version]["modules"].items():
-        found |= {(module, name): params for name, params in parts["functions"].items()}
+        result |= {(module, name): params for name, params in parts["functions"].items()}
         for cls, body in parts["classes"].items():
             if "Enum" not in body["bases"]:
-                found |= {(module, f"{cls}.{m}"): p for m, p in body["methods"].items()}
-    return found
+                result |= {(module, f"{cls}.{m}"): p for m, p in body["methods"].items()}
+    return result
 
 
 FUNCTIONS = {version: _functions(version) for version in SIGNATURES}
@@ -41,7 +41,7 @@ CASES = [(version, *key, expected) for version, all_ in FUNCTIONS.items() for ke
 
 
 def _default(text: str) -> Any:
-    """Return the value that a default's text stands for."""
+    """Return the value of a default's text."""
     if text == "...":
         return NOT_IN_TEXT
     if text == "sbuf":
@@ -61,9 +61,9 @@ def test_signature(version: str, module: str, path: str, expected: list[list[str
     newer = NEWER.get((module, path), []) if version == "0.6" else []
     names = [n for n, _ in coverage.parameters(value) if n not in newer]
     assert names == [item[0] for item in expected]
-    found = inspect.signature(value).parameters
+    result = inspect.signature(value).parameters
     for item in expected:
-        parameter = found[item[0].lstrip("*")]
+        parameter = result[item[0].lstrip("*")]
         if len(item) == 1:
             assert parameter.default is parameter.empty
             continue
@@ -80,8 +80,8 @@ def test_enums(version: str) -> None:
                 cls = coverage.lookup(module, name)
                 assert issubclass(cls, enum.Enum)
                 expected = {m: eval(v) for m, v in body["members"].items()}
-                found = {m: v.value if expected.get(m) is not ... else ... for m, v in cls.__members__.items()}
-                assert found == expected
+                result = {m: v.value if expected.get(m) is not ... else ... for m, v in cls.__members__.items()}
+                assert result == expected
 
 
 def test_nothing_is_missing() -> None:

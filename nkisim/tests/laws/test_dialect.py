@@ -1,4 +1,4 @@
-"""Every rule of the dialect, once broken and once kept, in both versions of the language."""
+"""Every rule of the dialect, once broken and once followed, in both versions of the language."""
 
 from __future__ import annotations
 
@@ -12,21 +12,14 @@ from nkisim.lint import Finding, lint, main
 from nkisim.versions import VERSIONS
 
 # text under lint, which nothing imports
-HEAD = "\n".join((
-    "",
-    "import math",
-    "from dataclasses import dataclass",
-    "from enum import Enum",
-    "import numpy as np",
-    "import nki",
-    "import nki.isa as nisa",
-    "import nki.language as nl",
-    "import neuronxcc.nki.language as old",
-    "",
-))  # fmt: skip
+HEAD = """
+import math, nki, nki.isa as nisa, nki.language as nl, numpy as np, neuronxcc.nki.language as old
+from dataclasses import dataclass
+from enum import Enum
+"""
 
 TILE = "t = nl.ndarray((128, 4), dtype=nl.float32)"
-# rule -> (broken, kept); lines of the body of a kernel with parameters a (a tensor) and n
+# rule -> (broken, followed); lines of the body of a kernel with parameters a (a tensor) and n
 BODIES: dict[str, tuple[str, str]] = {
     "is": ("n is True", "n == True"),
     "is-none": ("x = n is None", "x = n == None"),
@@ -76,6 +69,7 @@ BODIES: dict[str, tuple[str, str]] = {
     "removed-name": ("x = nl.arange(128)", "x = nl.ds(0, 128)"),
     "newer-name": ("x = nisa.scalar_load(src=a)", "x = nisa.register_alloc(1)\nnisa.register_load(x, a)"),
     "scalar-operator": ("x = nisa.scalar_load(src=a)\ny = x // 2", "x = nisa.scalar_load(src=a)\ny = 2 * x - n"),
+    "call": ("nisa.tensor_copy(dst=a, src=a, dtype=n)", "nisa.tensor_copy(a, src=a, name='copy')"),
     "old-namespace": ("x = old.float32", "x = nl.float32"),
     "private-output": (
         "t = nl.ndarray((128, 4), nl.float32, buffer=nl.hbm)\nreturn t",
@@ -106,7 +100,7 @@ BODIES: dict[str, tuple[str, str]] = {
     ),
 }
 
-# rule -> (broken, kept); whole files after the imports
+# rule -> (broken, followed); complete files after the imports
 FILES: dict[str, tuple[str, str]] = {
     "decorator": ("@nki.jit\n@print\ndef k(a): return a", "@nki.jit\ndef k(a): return a"),
     "jit-target": ("@nki.jit(platform_target='trn2')\ndef k(a): return a", "@nki.jit()\ndef k(a): return a"),
@@ -140,13 +134,13 @@ CASES = {**{r: tuple(map(body, pair)) for r, pair in BODIES.items()}, **FILES}
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_rule_refuses_and_allows(rule: Rule, tmp_path: Path) -> None:
     # the file is parsed once per path
-    broken, kept = tmp_path / "broken", tmp_path / "kept"
+    broken, remaining = tmp_path / "broken", tmp_path / "kept"
     broken.mkdir()
-    kept.mkdir()
+    remaining.mkdir()
     for version in VERSIONS:
-        found = {f.severity for f in findings(broken, CASES[rule.name][0], version) if f.rule == rule.name}
-        assert found == {rule.at(version)} - {None}
-        assert rule.name not in {f.rule for f in findings(kept, CASES[rule.name][1], version)}
+        result = {f.severity for f in findings(broken, CASES[rule.name][0], version) if f.rule == rule.name}
+        assert result == {rule.at(version)} - {None}
+        assert rule.name not in {f.rule for f in findings(remaining, CASES[rule.name][1], version)}
 
 
 def test_every_rule_has_its_pair() -> None:
@@ -155,11 +149,27 @@ def test_every_rule_has_its_pair() -> None:
 
 
 def test_finding_names_file_line_and_the_accepted_way(tmp_path: Path) -> None:
-    (found,) = findings(tmp_path, body("x = 1\nf = lambda y: y"))
+    (result,) = findings(tmp_path, body("x = 1\nf = lambda y: y"))
     line = HEAD.count("\n") + 4
-    assert str(found).endswith(
+    assert str(result).endswith(
         f"kernels.py:{line}:9: error: lambda is not compiled; define a function [lambda; PF; in k]"
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "fault"),
+    [
+        ("nisa.tensor_copy(dst=a, src=a, dtype=n)", "isa.tensor_copy has no argument 'dtype'"),
+        ("nisa.tensor_tensor(a, data1=a, op=nl.add)", "isa.tensor_tensor needs 'data2'"),
+        ("nisa.tensor_copy(a, a, a, a, a)", "isa.tensor_copy has 5 arguments without a name"),
+        ("nl.load(a, foo=1)", "language.load has no argument 'foo'"),
+        ("nl.add(a)", "language.add needs 'y'"),
+    ],
+)
+def test_a_call_is_checked_by_the_manual_s_signature(call: str, fault: str, tmp_path: Path) -> None:
+    (finding,) = findings(tmp_path, body(call))
+    assert (finding.rule, finding.severity) == ("call", "error")
+    assert finding.message.startswith(f"{fault}; its arguments are ")
 
 
 def test_two_findings_of_a_line_have_two_columns(tmp_path: Path) -> None:
@@ -172,25 +182,25 @@ PYTHON = "f = lambda y, *z, **w: [y for y in range(n) if y is not None]\nx = sum
 DEVICE = "r = nisa.register_alloc(1)\nfor i in nl.dynamic_range(n): print(i)\nif r: print(n)"
 
 
-def test_a_version_has_its_own_rules(tmp_path: Path) -> None:
+def test_the_rules_of_a_version(tmp_path: Path) -> None:
     assert {"lambda", "comprehension", "is-none", "raise"} <= {f.rule for f in findings(tmp_path, body(PYTHON))}
     assert not findings(tmp_path, body(PYTHON), "0.7")
     (tmp_path / "device").mkdir()
-    found = {f.rule: f.severity for f in findings(tmp_path / "device", body(DEVICE), "0.7")}
-    assert found == {"dynamic-loop": "error", "register-condition": "error"}
+    result = {f.rule: f.severity for f in findings(tmp_path / "device", body(DEVICE), "0.7")}
+    assert result == {"dynamic-loop": "error", "register-condition": "error"}
 
 
 def test_a_file_that_is_not_python_is_a_sentence_and_the_others_are_checked(tmp_path: Path) -> None:
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "good.py").write_text(f"{HEAD}{body('return eval(n)')}")
-    found, count = lint([tmp_path])
-    assert (count, sorted(f.rule for f in found)) == (1, ["builtin", "syntax", "syntax"])
-    assert "is not Python" in str(next(f for f in found if f.path.endswith("broken.py")))
+    result, count = lint([tmp_path])
+    assert (count, sorted(f.rule for f in result)) == (1, ["builtin", "syntax", "syntax"])
+    assert "is not Python" in str(next(f for f in result if f.path.endswith("broken.py")))
 
 
 def test_an_inner_kernel_may_return_private_tensors(tmp_path: Path) -> None:
     inside = "@nki.jit\ndef inner(x):\n    t = nl.ndarray((8, 8), nl.float32, nl.sbuf)\n    return t"
-    found = findings(tmp_path, f"{inside}\n@nki.jit\ndef outer(x): return inner(x)")
-    assert [finding.rule for finding in found] == ["kernel-in-kernel"]
+    result = findings(tmp_path, f"{inside}\n@nki.jit\ndef outer(x): return inner(x)")
+    assert [finding.rule for finding in result] == ["kernel-in-kernel"]
     assert [main([str(tmp_path), *more]) for more in ([], ["--policy", "vendor"])] == [1, 0]

@@ -1,4 +1,4 @@
-"""The linter on whole kernels: ordinary ones pass, callees in other modules are walked."""
+"""The linter on complete kernels: ordinary ones pass, callees in other modules are walked."""
 
 from __future__ import annotations
 
@@ -25,23 +25,18 @@ from .tiles import TiledRange, View, ceil_div
 P_MAX = 128
 TABLE = {key: value for key, value in ((1, 2), (3, 4))}
 
-
 class Mode(Enum):
     FAST = 0
-
 
 @dataclass
 class Config(nl.NKIObject):
     rows: int
     mode: Mode = Mode.FAST
-
     def tiles(self) -> int:
         return ceil_div(self.rows, P_MAX)
-
     def host_only(self):
         with open("cache") as file:
             return [line for line in file]
-
 
 @nki.jit
 def scale(x: nl.NkiTensor, gain: float = 1.0, axis: int = -1, bias: Optional[nl.ndarray] = None):
@@ -49,26 +44,25 @@ def scale(x: nl.NkiTensor, gain: float = 1.0, axis: int = -1, bias: Optional[nl.
     config = Config(rows)
     assert 0 < rows <= 2**14, f"got {rows=} for {x.dtype}"
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    held = []
+    loaded = []
     for tile in TiledRange(rows, P_MAX):
         sb = nl.ndarray((P_MAX, columns), dtype=x.dtype, buffer=nl.sbuf, name=f"tile_{tile.index}")
         nisa.dma_copy(dst=sb[0 : tile.size, :], src=x[tile.start : tile.start + tile.size, nl.ds(0, columns)])
-        held.append(sb)
-    for i in range(len(held)):
+        loaded.append(sb)
+    for i in range(len(loaded)):
         engine = nisa.engine.vector if i % 2 == 0 else nisa.engine.gpsimd
-        nisa.tensor_scalar(held[i], held[i], nl.multiply, gain / math.sqrt(columns), engine=engine)
+        nisa.tensor_scalar(loaded[i], loaded[i], nl.multiply, gain / math.sqrt(columns), engine=engine)
         if bias != None and config.mode == Mode.FAST:
-            view = View(held[i]).slice(dim=1, start=0, end=columns).get_view()
+            view = View(loaded[i]).slice(dim=1, start=0, end=columns).get_view()
             nisa.tensor_tensor(dst=view, data1=view, data2=bias, op=nl.add)
         if config.mode in (Mode.FAST,) and not i >= config.tiles():
-            nisa.dma_copy(dst=out[i * P_MAX : (i + 1) * P_MAX, :], src=held[i])
-    nisa.memset(held[0], value=-np.inf)
+            nisa.dma_copy(dst=out[i * P_MAX : (i + 1) * P_MAX, :], src=loaded[i])
+    nisa.memset(loaded[0], value=-np.inf)
     return out
 """
 TILES = """
 import math
 from nki.language import NKIObject
-
 
 class Tile(NKIObject):
     def __init__(self, size: int, index: int, start: int):
@@ -76,10 +70,8 @@ class Tile(NKIObject):
         self.index = index
         self.start = start
 
-
 def ceil_div(n, d):
     return (n + d - 1) // d
-
 
 def TiledRange(size, tile_size: int):
     tiles = []
@@ -87,22 +79,17 @@ def TiledRange(size, tile_size: int):
         tiles.append(Tile(min(tile_size, size - i * tile_size), i, i * tile_size))
     return tuple(tiles)
 
-
 class View(NKIObject):
     def __init__(self, base):
         self.base, shape = base, tuple(base.shape)
         self.shape = shape
-
     @staticmethod
     def strides(shape):
         return shape
-
     def slice(self, dim: int, start: int, end: int):
         return self
-
     def get_view(self):
         return self.base.ap(pattern=View.strides(self.shape))
-
 
 def host_report(*names, **options):
     return sorted({n for n in names})
@@ -121,19 +108,17 @@ def package(tmp_path: Path, kernel: str = ORDINARY, tiles: str = TILES) -> Path:
 def test_ordinary_kernel_and_its_callees_pass(tmp_path: Path) -> None:
     # unpacking into an attribute is a law of its own; see the next test
     tiles = TILES.replace("self.base, shape = base, tuple(base.shape)", "self.base = base\n        shape = 1")
-    found, count = lint([package(tmp_path, tiles=tiles)])
-    assert ([str(f) for f in found], count) == ([], 1)
+    result, count = lint([package(tmp_path, tiles=tiles)])
+    assert ([str(f) for f in result], count) == ([], 1)
 
 
-def test_fault_in_a_method_of_another_module_is_found(tmp_path: Path) -> None:
-    found, _ = lint([package(tmp_path) / "scale.py"])
-    assert [(Path(f.path).name, f.rule, f.kernel) for f in found] == [("tiles.py", "unpack-target", "scale")]
+def test_fault_in_a_method_of_another_module(tmp_path: Path) -> None:
+    result, _ = lint([package(tmp_path) / "scale.py"])
+    assert [(Path(f.path).name, f.rule, f.kernel) for f in result] == [("tiles.py", "unpack-target", "scale")]
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["helper.f(a)", "f(a)", "g(a)", "nl.fori_loop(0, 3, f)"],
-    ids=["module", "name", "package", "value"],
+    "call", ["helper.f(a)", "f(a)", "g(a)", "nl.fori_loop(0, 3, f)"], ids=["module", "name", "package", "value"]
 )
 def test_callees_are_followed(call: str, tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text("def f(x):\n    return [i for i in x]\n")
@@ -144,20 +129,20 @@ def test_callees_are_followed(call: str, tmp_path: Path) -> None:
         "import nki\nimport nki.language as nl\nimport helper\nfrom helper import f\n"
         f"from sub import g\n@nki.jit\ndef k(a):\n    {call}\n"
     )
-    found, _ = lint([tmp_path / "k.py"])
-    assert "comprehension" in {f.rule for f in found}
+    result, _ = lint([tmp_path / "k.py"])
+    assert "comprehension" in {f.rule for f in result}
 
 
-def test_kernels_are_found_however_they_are_made(tmp_path: Path) -> None:
+def test_every_way_to_make_a_kernel_is_checked(tmp_path: Path) -> None:
     path = tmp_path / "made.py"
     path.write_text(
         "import nki\nfrom nki import jit\ndef one(a):\n    return a is True\nk1 = nki.jit(one)\n"
         "@jit\ndef two(a):\n    return a is True\n"
         "def make():\n    @nki.jit\n    def three(a):\n        return a is True\n    return three\n"
     )
-    found, count = lint([path])
+    result, count = lint([path])
     assert count == 3
-    assert sorted(f.kernel for f in found) == ["one", "three", "two"]
+    assert sorted(f.kernel for f in result) == ["one", "three", "two"]
 
 
 def test_a_name_that_is_rebound_to_a_number_is_no_tensor(tmp_path: Path) -> None:

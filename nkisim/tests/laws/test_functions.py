@@ -73,12 +73,7 @@ LAWS: dict[str, tuple[Callable[[Any], Any], Callable[[Decimal], Decimal], tuple[
     "tan": (functions.tan, lambda x: sine(x) / sine(x + PI / 2), (-20, 38), True),
     "arctan": (functions.arctan, angle, (-20, 38), True),
     "erf": (functions.erf, error_function, (-8, 0.8), True),
-    "power": (
-        lambda x: functions.exp(2.5 * functions.log(x)),
-        lambda x: (x.ln() * Decimal("2.5")).exp(),
-        (-15, 15),
-        False,
-    ),
+    "power": (lambda x: functions.exp(2.5 * functions.log(x)), lambda x: (x.ln() * 5 / 2).exp(), (-15, 15), False),
 }
 
 
@@ -92,8 +87,8 @@ def worst(name: str, function: Callable[[Any], Any]) -> float:
         sizes = np.ceil(sizes * 2**23) / 2**23
     x = (sizes * rng.choice([-1, 1] if negative else [1], 300)).astype(np.float32).astype(np.float64)
     pairs = zip(x.tolist(), np.asarray(function(x), np.float64).tolist(), strict=True)
-    lawful = [(law(Decimal(value)), Decimal(found)) for value, found in pairs]
-    return float(max(abs((found - right) / right) for right, found in lawful))
+    lawful = [(law(Decimal(value)), Decimal(result)) for value, result in pairs]
+    return float(max(abs((result - right) / right) for right, result in lawful))
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -107,7 +102,7 @@ def test_an_error_of_fp32_is_seen() -> None:
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 3, 11, 33, 22 * 10**6])
-def test_sines_close_to_a_multiple_of_half_a_turn(multiple: int) -> None:
+def test_sines_close_to_a_multiple_of_pi(multiple: int) -> None:
     """The fp32 numbers around it, where all digits but the last cancel."""
     near = np.float32(float(PI) * multiple)
     x = np.array([np.nextafter(near, np.float32(-1)), near, np.nextafter(near, np.float32(1e30))], np.float64)
@@ -130,37 +125,37 @@ def test_what_is_not_finite() -> None:
         functions.erf: [1, -1, np.nan, 0, -0.0],
     }
     for function, values in expected.items():
-        found, right = function(x).astype(np.float32), np.array(values, np.float32)
-        assert np.array_equal(found, right, equal_nan=True), function.__name__
+        result, right = function(x).astype(np.float32), np.array(values, np.float32)
+        assert np.array_equal(result, right, equal_nan=True), function.__name__
         known = ~np.isnan(right)
-        assert np.array_equal(np.signbit(found[known]), np.signbit(right[known])), function.__name__
+        assert np.array_equal(np.signbit(result[known]), np.signbit(right[known])), function.__name__
 
 
 def test_powers_that_ieee_754_names() -> None:
     """Zeros, infinities, NaN, signs, and exact powers of integers."""
     values = np.array([0.0, -0.0, 1, -1, 2, -2, 3, 0.5, np.inf, -np.inf, np.nan], np.float32)
     x, y = (grid.reshape(-1) for grid in np.meshgrid(values, np.append(values, [-3, 10]).astype(np.float32)))
-    found, right = functions.power(x, y), np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
-    assert found.dtype == np.float32
+    result, right = functions.power(x, y), np.power(x.astype(np.float64), y.astype(np.float64)).astype(np.float32)
+    assert result.dtype == np.float32
     integers = np.isfinite(right) & (y == np.rint(y))
-    assert np.array_equal(found[integers], right[integers])
-    np.testing.assert_allclose(found, right, rtol=2e-7)
+    assert np.array_equal(result[integers], right[integers])
+    np.testing.assert_allclose(result, right, rtol=2e-7)
     assert np.array_equal(functions.power(np.array([3, -2]), np.array([4, 3])), [81, -8])
 
 
 def test_blocks_and_layouts_do_not_affect_a_function() -> None:
-    """An element alone, in a row, in a tile of many blocks, and in any stride."""
+    """An element by itself, in a row, in a tile of many blocks, and in any stride."""
     x = np.random.default_rng(0).standard_normal((130, 300)).astype(np.float32)
     for name in ("exp", "gelu", "tanh", "sin"):
         function = UNARY[name].fn
-        whole = function(x)
-        assert function(x[7]).tobytes() == whole[7].tobytes()
-        assert function(x[7:8, 9:10]).tobytes() == whole[7:8, 9:10].tobytes()
-        assert function(x.T[::3]).tobytes() == np.ascontiguousarray(whole.T[::3]).tobytes()
+        full = function(x)
+        assert function(x[7]).tobytes() == full[7].tobytes()
+        assert function(x[7:8, 9:10]).tobytes() == full[7:8, 9:10].tobytes()
+        assert function(x.T[::3]).tobytes() == np.ascontiguousarray(full.T[::3]).tobytes()
 
 
 @pytest.mark.parametrize("name", [*UNARY, *(n for n, op in BINARY.items() if op.kind == "arith")])
-def test_no_library_function_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library_function_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every operator without numpy's functions whose last bits a processor decides."""
     x = np.random.default_rng(1).uniform(0.1, 90, (20, 30)).astype(np.float32)
     op = UNARY.get(name) or BINARY[name]
@@ -180,9 +175,9 @@ def test_a_library_function_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(5, dtype=np.float32)
 
     @functions.rounded
-    def asks(x: Any) -> Any:
+    def requests(x: Any) -> Any:
         return np.exp(x)
 
-    before = asks(x)
+    before = requests(x)
     monkeypatch.setattr(np, "exp", np.square)
-    assert asks(x).tobytes() != before.tobytes()
+    assert requests(x).tobytes() != before.tobytes()

@@ -10,8 +10,8 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import STORED, on_device, out, run, tile
 from nkisim import errors
-from nkisim.tests.harness import STORED, on_device, out, run, tile
 
 
 def draw(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> Any:
@@ -48,53 +48,53 @@ def test_tensor_tensor_of_words_is_exact_on_gpsimd_and_fp32_on_vector() -> None:
 )  # fmt: skip
 def test_integers_round_to_even_and_saturate(dtype: str, values: Any, wanted: Any) -> None:
     x = np.array([values], np.float32)
-    found = on_device(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), (x,), [(x.shape, dtype)])
-    assert found.tolist() == [wanted]
+    result = on_device(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), (x,), [(x.shape, dtype)])
+    assert result.tolist() == [wanted]
 
 
 def test_fp8_e4m3_ends_at_240() -> None:
     x = np.array([[240, 247, 249, 300, -500, np.inf, 0.001953125, 17]], np.float32)
-    found = on_device(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), (x,), [(x.shape, "float8_e4m3")]).astype(
+    result = on_device(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), (x,), [(x.shape, "float8_e4m3")]).astype(
         np.float32
     )
-    assert found.tolist() == [[240, 240, np.inf, np.inf, -np.inf, np.inf, 0.001953125, 16]]
+    assert result.tolist() == [[240, 240, np.inf, np.inf, -np.inf, np.inf, 0.001953125, 16]]
 
 
-def test_tfloat32_keeps_ten_mantissa_bits() -> None:
+def test_tfloat32_has_ten_mantissa_bits() -> None:
     def body(dst: Any, p: Any) -> None:
         short = nl.ndarray(p.shape, dtype=nl.tfloat32)
         nisa.tensor_copy(dst=short, src=p)
         nisa.tensor_copy(dst=dst, src=short)
 
     x = np.array([[1 + 2.0**-10, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-12]], np.float32)
-    found = on_device(body, (x,), [(x.shape, "float32")])
-    assert found.tolist() == [[1 + 2.0**-10, 1.0, 1 + 2 * 2.0**-10, -1.0]]
+    result = on_device(body, (x,), [(x.shape, "float32")])
+    assert result.tolist() == [[1 + 2.0**-10, 1.0, 1 + 2 * 2.0**-10, -1.0]]
 
 
 @pytest.mark.filterwarnings("ignore::nkisim.errors.NkiSimWarning")
 def test_sin_is_cubic_outside_its_range_and_reduced_in_the_language() -> None:
     x = np.array([[9.0, 1.0]], np.float32)
-    found = on_device(lambda d, p: nisa.activation(dst=d, op=nl.sin, data=p), (x,), [(x.shape, "float32")])
-    np.testing.assert_allclose(found, [[27.65, np.sin(1.0)]], rtol=1e-3)
-    found = on_device(lambda d, p: nisa.tensor_copy(dst=d, src=nl.sin(p)), (x,), [(x.shape, "float32")])
-    np.testing.assert_allclose(found, np.sin(x), rtol=1e-6)
+    result = on_device(lambda d, p: nisa.activation(dst=d, op=nl.sin, data=p), (x,), [(x.shape, "float32")])
+    np.testing.assert_allclose(result, [[27.65, np.sin(1.0)]], rtol=1e-3)
+    result = on_device(lambda d, p: nisa.tensor_copy(dst=d, src=nl.sin(p)), (x,), [(x.shape, "float32")])
+    np.testing.assert_allclose(result, np.sin(x), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", [nisa.matmul_perf_mode.none, nisa.matmul_perf_mode.double_row])
 def test_bits_of_an_output_do_not_depend_on_the_number_of_columns(mode: Any) -> None:
-    """Row 0 and column 0 of a product, alone and among any others."""
+    """Row 0 and column 0 of a product, by themselves and among any others."""
     kind = "float32" if mode is nisa.matmul_perf_mode.none else "float8_e4m3"
     between = () if kind == "float32" else (2,)
     a, b = draw((128, *between, 128), kind, 1), draw((128, *between, 256), kind, 2)
 
-    def found(m: int, n: int) -> Any:
+    def result(m: int, n: int) -> Any:
         first = a[..., :m].copy(), b[..., :n].copy()
         return on_device(lambda d, p, q: product(d, p, q, perf_mode=mode), first, [((m, n), "float32")])
 
-    whole = found(128, 256)
+    full = result(128, 256)
     for m in (1, 2, 17, 128):
         for n in (1, 3, 64, 256):
-            assert np.array_equal(found(m, n), whole[:m, :n]), (m, n)
+            assert np.array_equal(result(m, n), full[:m, :n]), (m, n)
 
 
 def test_accumulate_none_overwrites_first_then_adds() -> None:
@@ -106,8 +106,8 @@ def test_accumulate_none_overwrites_first_then_adds() -> None:
             nisa.nc_matmul(dst=acc, stationary=p, moving=q, accumulate=flag)
         nisa.tensor_copy(dst=dst, src=acc)
 
-    found = on_device(body, (a, b), [((16, 24), "float32")])
-    np.testing.assert_allclose(found, 2 * (a.T.astype(np.float64) @ b), rtol=1e-4, atol=1e-4)
+    result = on_device(body, (a, b), [((16, 24), "float32")])
+    np.testing.assert_allclose(result, 2 * (a.T.astype(np.float64) @ b), rtol=1e-4, atol=1e-4)
 
 
 def test_overlapping_products_add_only_where_written() -> None:
@@ -119,8 +119,8 @@ def test_overlapping_products_add_only_where_written() -> None:
         nisa.nc_matmul(dst=acc[:, 2:6], stationary=p, moving=q)
         nisa.tensor_copy(dst=dst, src=acc)
 
-    found = on_device(body, (a, b), [((2, 6), "float32")])
-    assert found.tolist() == [[4, 4, 8, 8, 4, 4]] * 2
+    result = on_device(body, (a, b), [((2, 6), "float32")])
+    assert result.tolist() == [[4, 4, 8, 8, 4, 4]] * 2
 
 
 def test_accumulating_on_zeros_warns() -> None:
@@ -154,7 +154,7 @@ def test_while_loop_counts_down() -> None:
     assert run(kernel, np.array([[0]], np.int32)).tolist() == [[0]]
 
 
-def test_precise_fp_off_keeps_fp32() -> None:
+def test_precise_fp_off_stores_fp32() -> None:
     x = np.array([[1.0 + 2.0**-12]], np.float32)
 
     def kernel(source: Any) -> Any:
@@ -179,13 +179,13 @@ def test_bit_operators_keep_bits(dtype: str) -> None:
     info = np.iinfo(STORED[dtype])
     x = np.arange(64).reshape(8, 8).astype(STORED[dtype]) * 3
     x[0, 0] = info.max
-    found = on_device(
+    result = on_device(
         lambda dst, p: nisa.tensor_scalar(
             dst=dst, data=p, op0=nl.right_shift, operand0=1, op1=nl.bitwise_xor, operand1=5),
         (x,), [(x.shape, dtype)],
     )  # fmt: skip
     bits = np.dtype(f"u{x.dtype.itemsize}")
-    assert np.array_equal(found, ((x.view(bits) >> 1) ^ bits.type(5)).view(x.dtype))
+    assert np.array_equal(result, ((x.view(bits) >> 1) ^ bits.type(5)).view(x.dtype))
 
 
 def test_cumulative_continues_over_tiles() -> None:
@@ -198,5 +198,5 @@ def test_cumulative_continues_over_tiles() -> None:
                 dst=dst[:, part], src=p[:, part], op0=nl.multiply, op1=nl.add, imm0=2.0,
                 reduce_cmd=command)  # fmt: skip
 
-    found = on_device(body, (x,), [(x.shape, "float32")])
-    np.testing.assert_allclose(found, np.cumsum(2 * x.astype(np.float64), axis=1), rtol=1e-5)
+    result = on_device(body, (x,), [(x.shape, "float32")])
+    np.testing.assert_allclose(result, np.cumsum(2 * x.astype(np.float64), axis=1), rtol=1e-5)

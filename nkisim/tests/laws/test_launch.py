@@ -1,4 +1,4 @@
-"""The doors: simulate, jit, NKI_SIMULATOR, the older entry, torch, in-place inputs, installing."""
+"""The entry points: simulate, jit, NKI_SIMULATOR, the older entry, torch, in-place inputs, installing."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.install import cpu_simulate
 from nkisim.lines import kernel_line
-from nkisim.tests.harness import out, run, tile
 
 
 @nkisim.jit
@@ -31,7 +30,7 @@ def double(a: Any, factor: float = 2.0) -> Any:
 DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
 
 
-def test_every_door_gives_the_same() -> None:
+def test_every_entry_point_gives_the_same() -> None:
     assert np.array_equal(nkisim.simulate(double)(DATA), 2 * DATA)
     assert np.array_equal(nkisim.simulate(double[1])(DATA, factor=3.0), 3 * DATA)
     assert np.array_equal(cpu_simulate(double)[1](a=DATA), 2 * DATA)
@@ -40,10 +39,11 @@ def test_every_door_gives_the_same() -> None:
 
 
 def test_torch_in_torch_out_and_in_place() -> None:
+    torch = pytest.importorskip("torch")
     a = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
-    found = nkisim.simulate(double)(a)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, a * 2)
+    result = nkisim.simulate(double)(a)
+    assert result.dtype == torch.bfloat16
+    assert torch.equal(result, a * 2)
 
     def change(x: Any) -> Any:
         nisa.dma_copy(dst=x[0:1], src=tile(1, 4, "bfloat16", 7))
@@ -79,7 +79,7 @@ def test_the_same_array_twice_is_one_tensor() -> None:
 
 def test_other_targets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nisa.get_nc_version() is nisa.nc_version.gen3
-    for name, law in (("trn3", errors.NotSimulated), ("trn9", errors.BadLaunch)):
+    for name, law in (("trn1", errors.NotSimulated), ("trn9", errors.BadLaunch)):
         monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", name)
         with pytest.raises(law):
             run(double.fn, DATA)
@@ -99,8 +99,8 @@ def test_explicit_order_reaches_the_events() -> None:
     at = {e.name: i for i, e in enumerate(events) if e.name}
     assert events[at["second"]].after == (at["first"],)
     scheduled = nkisim.jit(kernel).with_schedule([("first", "second")])
-    found = nkisim.run(scheduled, (DATA,), policy=policy).recording.events
-    assert at["second"] in found[at["first"]].after
+    result = nkisim.run(scheduled, (DATA,), policy=policy).recording.events
+    assert at["second"] in result[at["first"]].after
 
 
 def test_recording_holds_addresses_lines_and_work() -> None:
@@ -119,7 +119,7 @@ def test_recording_holds_addresses_lines_and_work() -> None:
 @pytest.mark.slow
 def test_installing_answers_to_nki() -> None:
     code = (
-        "import nkisim; assert nkisim.install.install()\n"
+        "import nkisim; assert nkisim.install()\n"
         "import numpy as np, nki, nki.language as nl, nki.isa as nisa, nki.collectives\n"
         "import nki.typing as nt, nki_cpu_simulator\n"
         "from nki.isa.constants import oob_mode\n"
@@ -135,6 +135,43 @@ def test_installing_answers_to_nki() -> None:
         "assert (nki.cpu_simulate(k)[1](a=x) == x).all() and (nki.simulate(k)(x) == x).all()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_forms_of_the_migration_guide_run() -> None:
+    def kernel(x: Any) -> Any:
+        result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tiles = nl.ndarray((3, 2, 4), dtype=x.dtype, buffer=nl.sbuf)
+        tiles[0:3, 0, 0:4] = nl.load(x)
+        tiles[0:3, 1, 0:4] = tiles[0:3, 0, 0:4]
+        tiles[0:3, 1, 0:2] = 7
+        result[...] = tiles[0:3, 1, 0:4]
+        return result
+
+    expected = DATA.copy()
+    expected[:, 0:2] = 7
+    assert np.array_equal(run(kernel, DATA), expected)
+
+
+def test_a_register_is_loaded_from_one_element_of_one_dimension() -> None:
+    def kernel(x: Any) -> Any:
+        register = nisa.register_alloc()
+        nisa.register_load(register, nl.full([1], 2, dtype=nl.int32, buffer=nl.sbuf))
+        return out(nl.load(x[nl.ds(register, 1), :]))
+
+    assert np.array_equal(run(kernel, DATA), DATA[2:3])
+
+
+def test_a_tensor_has_the_address_that_the_kernel_chose() -> None:
+    seen = []
+
+    def kernel() -> Any:
+        x = nl.zeros((64, 8), nl.bfloat16)
+        placed = nl.ndarray((64, 256), nl.bfloat16, address=(64, 1024))
+        seen.extend((x.address, placed.address, placed[32:64, 16:32].address))
+        return out(x)
+
+    run(kernel)
+    assert seen == [None, (64, 1024), (96, 1056)]
 
 
 def test_device_print_and_repr_show_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,5 +226,5 @@ def test_a_folder_whose_name_begins_like_the_package_is_a_kernel_s() -> None:
     for folder, inside in ((f"{package}_kernels", False), (f"{package}/isa", True)):
         file = f"{folder}/softmax.py"
         scope = {"line": kernel_line}
-        exec(compile("found = line()", file, "exec"), scope)
-        assert (scope["found"] == (file, 1)) is not inside
+        exec(compile("line_ = line()", file, "exec"), scope)
+        assert (scope["line_"] == (file, 1)) is not inside

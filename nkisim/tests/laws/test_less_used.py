@@ -11,8 +11,8 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import draw, out, run
 from nkisim import errors
-from nkisim.tests.harness import draw, out, run
 from nkisim.timeline.schedule import schedule
 
 DATA = draw((16, 8), seed=1)
@@ -70,7 +70,7 @@ def test_sums_in_flight_have_static_descriptors() -> None:
     assert next(e for e in transfer(kernel, DATA) if e.name == "it").work["dge"] == "none"
 
 
-def test_gpsimd_exchanges_by_a_dma_of_its_own() -> None:
+def test_gpsimd_exchanges_by_its_dma() -> None:
     def latency(way: Any) -> float:
         def kernel(a: Any) -> Any:
             core, other = nl.program_id(0), nl.ndarray((16, 8), nl.float32)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run
 from nkisim import errors
 from nkisim.geometry import CORE_V3
 from nkisim.memory.placement import Region, place, regions
 from nkisim.memory.storage import Allocation
-from nkisim.tests.harness import out, run
 
 SBUF, PSUM = regions(0, CORE_V3)
 
@@ -84,7 +84,7 @@ def test_where_tensors_that_stay_fill_the_memory_the_others_are_still_spread() -
     assert {a.address for a in items[:80]} == set(range(0, 80 * 32, 32))
 
 
-def test_psum_tiles_take_whole_banks() -> None:
+def test_psum_tiles_take_full_banks() -> None:
     items = [allocation(i, 4, 0, 9, "psum") for i in range(8)]
     place(items, PSUM)
     assert sorted(i.address for i in items) == [2048 * i for i in range(8)]
@@ -92,7 +92,7 @@ def test_psum_tiles_take_whole_banks() -> None:
         place([*items, allocation(8, 4, 0, 9, "psum")], PSUM)
 
 
-def test_explicit_addresses_are_kept_free() -> None:
+def test_explicit_addresses_stay_free() -> None:
     fixed = allocation(0, 64, 5, 9)
     fixed.explicit, fixed.address = True, 0
     free = allocation(1, 64, 0, 6)
@@ -120,18 +120,18 @@ def test_the_refusal_lists_what_was_live() -> None:
 
 
 @pytest.mark.parametrize("used_together", [False, True])
-def test_the_refusal_says_whether_later_loads_would_fit(used_together: bool) -> None:
+def test_the_refusal_names_later_loads_that_would_fit(used_together: bool) -> None:
     def kernel() -> Any:
         source = nl.ndarray((128, 30000), dtype=nl.float32, buffer=nl.private_hbm)
         nisa.dma_copy(dst=source, src=nl.zeros((128, 30000), dtype=nl.float32))
         brought = [nl.ndarray((128, 30000), dtype=nl.float32) for _ in range(2)]
         sums = [nl.ndarray((128, 8), dtype=nl.float32) for _ in range(2)]
-        for whole in brought:
-            # in two pieces, neither of which is a use
+        for full in brought:
+            # in two pieces, and neither is a use
             for half in (slice(0, 15000), slice(15000, 30000)):
-                nisa.dma_copy(dst=whole[:, half], src=source[:, half])
-        for whole, total in zip(brought, sums, strict=True):
-            nisa.tensor_copy(dst=total, src=whole[:, 0:8])
+                nisa.dma_copy(dst=full[:, half], src=source[:, half])
+        for full, total in zip(brought, sums, strict=True):
+            nisa.tensor_copy(dst=total, src=full[:, 0:8])
         if used_together:
             nisa.tensor_tensor(dst=sums[0], data1=brought[0][:, 0:8], data2=brought[1][:, 0:8], op=nl.add)
         return out(sums[0])

@@ -11,10 +11,10 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import bank, out, psum, run, tile
 from nkisim import errors
-from nkisim.tests.harness import bank, out, psum, run, tile
-from nkisim.tests.refusals import memory
 from nkisim.timeline.schedule import schedule
+from refusals import memory
 
 DATA = np.random.default_rng(0).standard_normal((128, 512)).astype(np.float32)
 ROWS = np.arange(127, -1, -1, dtype=np.int32).reshape(128, 1)
@@ -22,19 +22,19 @@ ROWS = np.arange(127, -1, -1, dtype=np.int32).reshape(128, 1)
 
 def attention(x: Any, rows: Any) -> Any:
     """Products, softmax, a transpose, integers made of floats, a gather and a scatter by them."""
-    held, product = nl.load(x), bank(128, 512)
-    nisa.nc_matmul(product, held[:, 0:128], held)
+    stored, product = nl.load(x), bank(128, 512)
+    nisa.nc_matmul(product, stored[:, 0:128], stored)
     weights = nl.softmax(product)
-    turned = bank(128, 128)
-    nisa.nc_transpose(turned, weights[:, 0:128])
-    nisa.tensor_copy(held[:, 0:128], turned)
+    transposed = bank(128, 128)
+    nisa.nc_transpose(transposed, weights[:, 0:128])
+    nisa.tensor_copy(stored[:, 0:128], transposed)
     positions, index = nl.ndarray((128, 1), nl.float32), nl.ndarray((128, 1), nl.int32)
     nisa.tensor_copy(positions, nl.load(rows))
     nisa.tensor_scalar(index, positions, nl.multiply, -1.0, op1=nl.add, operand1=127.0)
-    nisa.dma_copy(dst=held, src=x.vector_select(0, index))
+    nisa.dma_copy(dst=stored, src=x.vector_select(0, index))
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
-    nisa.dma_copy(dst=result, src=held)
-    nisa.dma_copy(dst=result.vector_select(0, index), src=held)
+    nisa.dma_copy(dst=result, src=stored)
+    nisa.dma_copy(dst=result.vector_select(0, index), src=stored)
     return result
 
 

@@ -11,10 +11,10 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.geometry import CORE_V3
 from nkisim.isa import plan
-from nkisim.tests.harness import out, run, tile
 
 DATA = np.ones((4, 4), np.float32)
 
@@ -27,7 +27,7 @@ def test_a_different_number_is_a_different_case(value: Any) -> None:
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "memory", "start"])
-def test_what_rules_look_at_is_told_apart(change: str) -> None:
+def test_what_rules_look_at_is_distinguished(change: str) -> None:
     laws = {
         "shape": errors.ShapeMismatch,
         "dtype": errors.WrongDtype,
@@ -65,7 +65,7 @@ def test_a_warning_is_given_in_every_launch() -> None:
             run(kernel)
 
 
-def test_another_geometry_has_plans_of_its_own() -> None:
+def test_another_geometry_has_other_plans() -> None:
     def kernel(a: Any) -> Any:
         x, dst = nl.load(a), nl.ndarray((4, 4), nl.float32, nl.psum)
         nisa.nc_matmul(dst=dst, stationary=x, moving=x)

@@ -14,8 +14,8 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile, vendor
 from nkisim import errors
-from nkisim.tests.harness import out, run, tile, vendor
 
 TILE = np.arange(128 * 512, dtype=np.float32).reshape(128, 512)
 
@@ -34,9 +34,9 @@ def test_the_first_product_into_a_tensor_overwrites(tracking: bool) -> None:
         banks = [at(0, 512, nl.psum) for _ in range(2)]
         for bank in banks:
             nisa.nc_matmul(bank, ones[:, 0:128], ones)
-            held = nl.ndarray((128, 512), nl.float32)
-            nisa.tensor_copy(held, bank)
-            results.append(out(held))
+            x_sb = nl.ndarray((128, 512), nl.float32)
+            nisa.tensor_copy(x_sb, bank)
+            results.append(out(x_sb))
         return tuple(results)
 
     first, second = run(kernel, np.ones((128, 512), np.float32), tracking=tracking)
@@ -133,9 +133,9 @@ def test_one_byte_that_differs_is_a_race() -> None:
 
 def test_reading_before_both_write_the_same_is_a_race() -> None:
     def kernel(x: Any) -> Any:
-        held = nl.load(x)
+        x_sb = nl.load(x)
         nisa.dma_copy(dst=x, src=tile(128, 512, value=1))
-        return out(held) if nl.program_id(0) == 0 else out(tile(128, 512))
+        return out(x_sb) if nl.program_id(0) == 0 else out(tile(128, 512))
 
     with pytest.raises(errors.HbmRace):
         run(kernel, TILE.copy(), lnc=2)
@@ -160,9 +160,9 @@ def test_a_barrier_of_a_different_tensor_is_an_order_for_the_vendor() -> None:
 
 def test_a_view_outside_that_nobody_takes_is_no_fault() -> None:
     def kernel(x: Any, taken: bool) -> Any:
-        held = nl.load(x)
-        made = [held.ap(pattern=[[512, 128], [1, 512]], offset=1), held[:, 4:4], held[:, 500:513], held.slice(1, 9, 3)]
-        return out(made[0] if taken else held)
+        x_sb = nl.load(x)
+        made = [x_sb.ap(pattern=[[512, 128], [1, 512]], offset=1), x_sb[:, 4:4], x_sb[:, 500:513], x_sb.slice(1, 9, 3)]
+        return out(made[0] if taken else x_sb)
 
     assert np.array_equal(run(kernel, TILE, False), TILE)
     with pytest.raises(errors.OutOfRange) as caught:
@@ -175,15 +175,15 @@ def test_a_view_outside_that_nobody_takes_is_no_fault() -> None:
 
 
 @nkisim.jit
-def inner(held: Any) -> None:
-    nisa.tensor_scalar(held, held, nl.multiply, 2.0)
+def inner(x_sb: Any) -> None:
+    nisa.tensor_scalar(x_sb, x_sb, nl.multiply, 2.0)
 
 
 def outer(x: Any) -> Any:
-    held = nl.load(x)
-    inner(held)
-    inner(held)
-    return out(held)
+    x_sb = nl.load(x)
+    inner(x_sb)
+    inner(x_sb)
+    return out(x_sb)
 
 
 def test_a_kernel_in_a_kernel_is_inlined() -> None:
@@ -193,15 +193,15 @@ def test_a_kernel_in_a_kernel_is_inlined() -> None:
 def integers(x: Any) -> Any:
     shared = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
     nisa.dma_copy(dst=shared, src=x, dge_mode=3)
-    held = nl.load(shared)
-    nisa.tensor_copy(held, held, engine=5)
-    return out(held)
+    x_sb = nl.load(shared)
+    nisa.tensor_copy(x_sb, x_sb, engine=5)
+    return out(x_sb)
 
 
 def transposed(x: Any) -> Any:
-    held = nl.ndarray((128, 128), x.dtype)
-    nisa.dma_transpose(dst=held, src=x[0:128, 0:128], dge_mode=nisa.dge_mode.none)
-    return out(held)
+    x_sb = nl.ndarray((128, 128), x.dtype)
+    nisa.dma_transpose(dst=x_sb, src=x[0:128, 0:128], dge_mode=nisa.dge_mode.none)
+    return out(x_sb)
 
 
 def test_integers_stand_for_members() -> None:
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_a_warning_and_never_a_time() -> None:
 # who chooses
 
 
-def test_every_door_takes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_entry_point_takes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = nkisim.simulate(nkisim.jit(outer))
     with pytest.raises(errors.KernelInsideKernel):
         kernel(TILE)
@@ -284,14 +284,14 @@ def test_an_fp8_transpose_writes_every_second_element() -> None:
 
 
 def halves_of_rows(x: Any, step: int) -> Any:
-    held = nl.load(x)
-    return out(held.ap([[step, 128], [1, held.shape[1] // 2]], offset=0))
+    x_sb = nl.load(x)
+    return out(x_sb.ap([[step, 128], [1, x_sb.shape[1] // 2]], offset=0))
 
 
 def test_a_pattern_goes_on_to_the_next_partition() -> None:
     columns = TILE.shape[1]
-    whole = run(halves_of_rows, TILE, columns)
+    full = run(halves_of_rows, TILE, columns)
     with pytest.warns(errors.AmbiguousManual, match="taken as one partition"):
-        assert np.array_equal(run(halves_of_rows, TILE, columns // 2), whole)
+        assert np.array_equal(run(halves_of_rows, TILE, columns // 2), full)
     with pytest.raises(errors.IllegalView):
         run(halves_of_rows, TILE, columns // 2 + 1)

@@ -14,10 +14,11 @@ import pytest
 
 from nkisim.__main__ import main
 from nkisim.event import Event
+from nkisim.timeline.access_drawing import accesses, cells, draw_accesses
 from nkisim.timeline.drawing import bars, clock, draw, nice_step
 from nkisim.timeline.recording_file import BadRecording, from_json, read, save, to_json
 from nkisim.timeline.schedule import schedule
-from nkisim.validation.instruction_models import EventBuilder
+from validation.instruction_models import EventBuilder
 
 
 def small() -> list[Event]:
@@ -59,9 +60,10 @@ def test_report_is_one_labelled_file(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "soft&lt;max&gt;: simulated timeline" in text
     assert "Simulated by nkisim, not measured." in text
     assert "share of the roofline" in text
+    assert 'aria-label="accesses of SBUF"' in text
 
 
-def test_drawing_is_svg_and_every_bar_says_simulated() -> None:
+def test_drawing_is_svg_and_every_bar_is_labelled_simulated() -> None:
     events = small()
     root = ElementTree.fromstring(draw(events, schedule(events)))
     titles = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
@@ -69,7 +71,27 @@ def test_drawing_is_svg_and_every_bar_says_simulated() -> None:
     assert all("simulated" in title or title == "critical path" for title in titles)
 
 
-def test_tiny_neighbours_are_drawn_as_one_bar() -> None:
+def test_the_picture_of_a_tensor_s_lifetime_and_accesses() -> None:
+    events = small()
+    result = schedule(events)
+    first, middle, last = accesses(events, result)
+    assert [(len(t.writes), len(t.reads)) for t in (first, middle, last)] == [(1, 1), (1, 1), (1, 1)]
+    assert middle.life == (result.start[1], result.end[2])
+    assert middle.size == 2048
+    counts = cells([(0.0, 10.0), (5.0, 20.0)], 100.0)
+    assert (counts[0], counts[15], counts[30], counts[41]) == (1, 2, 1, 0)
+    root = ElementTree.fromstring(draw_accesses(events, result, "sbuf"))
+    titles = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    rows = [title for title in titles if "partitions 0 to 127" in title]
+    assert len(rows) == 3
+    assert all(", 1 writes, 1 reads (simulated)" in title for title in rows)
+    assert draw_accesses(events, result, "psum") == ""
+    many = [replace(e, writes=tuple(replace(x, tensor=x.tensor + 100 * i) for x in e.writes))
+            for i in range(40) for e in events]  # fmt: skip
+    assert "the 48 largest of " in draw_accesses(many, schedule(many, band=False), "sbuf")
+
+
+def test_tiny_neighbours_are_one_bar() -> None:
     tape = EventBuilder()
     a, b = tape.tile("sbuf", 4), tape.tile("sbuf", 4)
     for _ in range(50):
@@ -132,7 +154,7 @@ def test_trace_is_what_perfetto_reads(tmp_path: Path) -> None:
     named = {row["tid"] for row in trace["traceEvents"] if row["name"] == "thread_name"}
     assert named == set(slices)
     for rows in slices.values():
-        # Perfetto cuts times to whole nanoseconds, each for itself
+        # Perfetto cuts times to integer nanoseconds, each for itself
         assert all(round(row[key] * 1000, 6).is_integer() for row in rows for key in ("ts", "dur"))
         assert len({row["pid"] for row in rows}) == 1
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-9 for a, b in pairwise(rows))

@@ -10,8 +10,8 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile, vendor
 from nkisim import errors
-from nkisim.tests.harness import out, run, tile, vendor
 
 TILE = np.arange(128 * 512, dtype=np.float32).reshape(128, 512)
 pytestmark = pytest.mark.filterwarnings("ignore::nkisim.errors.Relaxed")
@@ -36,9 +36,9 @@ def test_a_sentinel_that_reaches_an_output_is_refused_there_or_given_back() -> N
     with pytest.raises(errors.UnwrittenRead, match=r"launch: output reads 32768 of 65536.*\[64, 0\]"):
         run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel")
     for output in ("warn", "allow"):
-        found = run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel", unwritten_output=output)
-        assert np.isnan(found[64:]).all()
-        assert np.array_equal(found[:64], 2 * TILE[:64])
+        result = run(lambda x: half(x, late=False), TILE, unwritten_read="sentinel", unwritten_output=output)
+        assert np.isnan(result[64:]).all()
+        assert np.array_equal(result[:64], 2 * TILE[:64])
 
 
 def into(instruction: Callable[[Any, Any], None], columns: int = 32) -> Callable[[Any], Any]:

@@ -12,9 +12,9 @@ import pytest
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import on_device
 from nkisim.isa import sums
 from nkisim.isa.operators import BINARY, reduce_axis
-from nkisim.tests.harness import on_device
 
 Case = Callable[[Any, int, int, int], tuple[Any, Any]]
 
@@ -52,7 +52,7 @@ def ties(rng: Any, depth: int, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def near_ties(rng: Any, depth: int, rows: int, columns: int) -> tuple[Any, Any]:
-    """A tie and one product so small that fp64 just holds it beside the others, or does not."""
+    """A tie and one product so small that fp64 just holds it next to the others, or does not."""
     a, b = ties(rng, depth, rows, columns)
     a[-1], b[-1] = rng.choice([-1, 1], rows), 2.0 ** -rng.integers(20, 60, columns)
     return a, b
@@ -141,15 +141,15 @@ def test_products_with_infinities_and_nan() -> None:
     b[3], b[4], b[5] = np.abs(b[3]), np.abs(b[4]), np.abs(b[5])
     b[8, 0] = 0
     clean = sums.products(np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0))
-    found = sums.products(a, b)
-    assert np.isnan(found[2]).all()
-    assert np.isnan(found[:, 3]).all()
-    assert (np.delete(found[1], 3) == np.inf).all()
-    assert np.isnan(found[4, 0])
-    assert np.array_equal(np.delete(found[4], [0, 3]), -np.inf * np.sign(np.delete(b[8], [0, 3])))
+    result = sums.products(a, b)
+    assert np.isnan(result[2]).all()
+    assert np.isnan(result[:, 3]).all()
+    assert (np.delete(result[1], 3) == np.inf).all()
+    assert np.isnan(result[4, 0])
+    assert np.array_equal(np.delete(result[4], [0, 3]), -np.inf * np.sign(np.delete(b[8], [0, 3])))
     rest = np.ix_([0, 3, 5], [0, 1, 2, 4, 5])
-    assert found[rest].tobytes() == clean[rest].tobytes()
-    assert set(found[np.isnan(found)].view(np.uint32)) == {np.float32(np.nan).view(np.uint32)}
+    assert result[rest].tobytes() == clean[rest].tobytes()
+    assert set(result[np.isnan(result)].view(np.uint32)) == {np.float32(np.nan).view(np.uint32)}
 
 
 def test_both_halves_of_a_double_row_are_one_sum() -> None:

@@ -14,9 +14,9 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim.errors import AmbiguousManual, RegisterMisuse
 from nkisim.objects import NkiScalar, VirtualRegister
-from nkisim.tests.harness import out, run, tile
 from nkisim.versions import VARIABLE
 
 TRACED = nkisim.Policy(nki="0.7")
@@ -29,13 +29,13 @@ def _usual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_version_is_chosen_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch's own policy, else that of `using`, else the environment, else 0.6."""
+    """The policy of a launch, else that of `using`, else the environment, else 0.6."""
 
     def seen(policy: Any = None) -> str:
-        found: list[str] = []
-        nkisim.run(lambda: found.append(nki.__version__), (), policy=policy)
-        assert policy or found == [nki.__version__]
-        return found[0]
+        result: list[str] = []
+        nkisim.run(lambda: result.append(nki.__version__), (), policy=policy)
+        assert policy or result == [nki.__version__]
+        return result[0]
 
     assert seen() == "0.6.0"
     monkeypatch.setenv(VARIABLE, "0.7")
@@ -58,10 +58,10 @@ def scalar(value: int = 1, dtype: str = "int32") -> NkiScalar:
 
 def test_the_manuals_product_wraps() -> None:
     def kernel(x: Any) -> Any:
-        held = nl.load(x)
-        number = nisa.scalar_load(held)
-        nisa.scalar_store(held, number * number)
-        return out(held)
+        stored = nl.load(x)
+        number = nisa.scalar_load(stored)
+        nisa.scalar_store(stored, number * number)
+        return out(stored)
 
     assert traced(kernel, np.array([[100000]], np.int32)).tolist() == [[1410065408]]
     assert traced(kernel, np.array([[100000]], np.int64)).tolist() == [[10**10]]
@@ -133,13 +133,13 @@ def test_a_kernel_of_python() -> None:
             yield from self.parts
 
     def kernel(x: Any) -> Any:
-        held = nl.load(x)
+        stored = nl.load(x)
         try:
             raise ValueError
         except ValueError:
-            total = sum(part.shape[1] for part in Halves(held[:, :4], held[:, 4:], name=f"{1.5:.2f}"))
+            total = sum(part.shape[1] for part in Halves(stored[:, :4], stored[:, 4:], name=f"{1.5:.2f}"))
         assert total == 8
-        return out(doubled(held))
+        return out(doubled(stored))
 
     x = np.ones((4, 8), np.float32)
     assert np.array_equal(traced(kernel, x), 2 * x)
@@ -163,9 +163,9 @@ def private(rows: int = 1, columns: int = 8, dtype: str = "float32") -> Any:
 
 
 def loads() -> Any:
-    held = tile(1, 1, "int32")
-    nisa.scalar_store(held, nisa.scalar_load(held) + nisa.scalar_load(held))
-    return out(held)
+    stored = tile(1, 1, "int32")
+    nisa.scalar_store(stored, nisa.scalar_load(stored) + nisa.scalar_load(stored))
+    return out(stored)
 
 
 def reduces() -> Any:
@@ -178,10 +178,10 @@ def reduces() -> Any:
 @pytest.mark.parametrize(("kernel", "lnc"), [(loads, 1), (reduces, 2)])
 def test_a_time_without_a_document_is_doubted_once(kernel: Callable[..., Any], lnc: int) -> None:
     for recording in (False, True):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             traced(kernel, lnc=lnc, recording=recording)
-        asked = [str(w.message) for w in said if w.category is AmbiguousManual]
-        assert len(set(asked)) == len(asked)
-        assert bool(asked) == recording
-        assert all("its time" in text and "ask a device" in text for text in asked)
+        requested = [str(w.message) for w in caught if w.category is AmbiguousManual]
+        assert len(set(requested)) == len(requested)
+        assert bool(requested) == recording
+        assert all("its time" in text and "ask a device" in text for text in requested)

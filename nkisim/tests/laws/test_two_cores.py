@@ -10,9 +10,9 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import run, tile, vendor
 from nkisim import errors
-from nkisim.tests.harness import run, tile
-from nkisim.tests.refusals.launch import pass_on
+from refusals.launch import pass_on
 
 DATA = np.arange(128 * 8, dtype=np.float32).reshape(128, 8)
 
@@ -50,7 +50,42 @@ def test_interleaved_columns_are_no_race(overlap: bool) -> None:
         assert np.array_equal(run(kernel, lnc=2)[0], [0, 1] * 4)
 
 
-def test_deadlock_says_who_waits_for_whom() -> None:
+def written_twice(last: tuple[float, float], read: bool) -> Any:
+    """Return a kernel in which each core fills a tensor, then writes its row 3."""
+
+    def kernel() -> Any:
+        result, core = shared(), nl.program_id(0)
+        nisa.dma_copy(dst=result, src=tile())
+        nisa.dma_copy(dst=result[3:4], src=tile(1, value=last[core]))
+        if read:
+            nisa.dma_copy(dst=tile(1), src=result[3:4])
+        return result
+
+    return kernel
+
+
+def test_a_race_that_cannot_change_the_result_warns_under_the_vendor_s_policy() -> None:
+    result = vendor(written_twice((5, 5), read=False), lnc=2)
+    assert result[2:5, 0].tolist() == [1, 5, 1]
+    for last, read, policy in (((5, 6), False, "vendor"), ((5, 5), True, "vendor"), ((5, 5), False, "strict")):
+        with pytest.raises(errors.HbmRace):
+            nkisim.run(nkisim.jit(written_twice(last, read))[2], (), policy=policy)
+
+
+def test_such_a_race_is_judged_at_a_barrier() -> None:
+    def kernel(last: tuple[float, float]) -> Any:
+        result = written_twice(last, read=False)()
+        nisa.core_barrier(data=result, cores=(0, 1))
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=result, src=tile(value=9))
+        return result
+
+    assert (vendor(lambda: kernel((5, 5)), lnc=2) == 9).all()
+    with pytest.raises(errors.HbmRace):
+        nkisim.run(nkisim.jit(lambda: kernel((5, 6)))[2], (), policy="vendor")
+
+
+def test_deadlock_names_who_waits_for_whom() -> None:
     def kernel() -> Any:
         result = shared()
         if nl.program_id(0) == 0:

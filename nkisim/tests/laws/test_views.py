@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
-from nkisim.tests.harness import out, run, tile
 
 SHAPE = (8, 3, 4, 5)
 DATA = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
@@ -20,13 +20,13 @@ COMMON = settings(max_examples=60, deadline=None)
 
 def seen(view: Any, source: Any = DATA, on_chip: bool = True) -> Any:
     """Return what a view of an SBUF (or HBM) copy of `source` holds."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     def kernel(array: Any) -> None:
-        found.append(np.asarray(view(nl.load(array) if on_chip else array)))
+        result.append(np.asarray(view(nl.load(array) if on_chip else array)))
 
     run(kernel, source)
-    return found[0]
+    return result[0]
 
 
 def index(size: int) -> st.SearchStrategy[Any]:
@@ -40,19 +40,19 @@ def index(size: int) -> st.SearchStrategy[Any]:
 @given(st.tuples(*(index(n) for n in SHAPE)))
 def test_hbm_subscripts_are_numpys(key: tuple[Any, ...]) -> None:
     wanted = DATA[key]
-    found = seen(lambda t: t[key], on_chip=False)
-    assert np.array_equal(found.reshape(wanted.shape), wanted)
-    assert found.ndim == max(1, wanted.ndim)
+    result = seen(lambda t: t[key], on_chip=False)
+    assert np.array_equal(result.reshape(wanted.shape), wanted)
+    assert result.ndim == max(1, wanted.ndim)
 
 
 @COMMON
 @given(st.tuples(*(index(n) for n in SHAPE[1:])))
 def test_sbuf_subscripts_keep_two_dimensions(key: tuple[Any, ...]) -> None:
     wanted = DATA[(slice(2, 6), *key)]
-    found = seen(lambda t: t[(slice(2, 6), *key)])
-    assert np.array_equal(found.reshape(wanted.shape), wanted)
-    assert found.ndim == max(2, wanted.ndim)
-    assert found.shape[0] == 4
+    result = seen(lambda t: t[(slice(2, 6), *key)])
+    assert np.array_equal(result.reshape(wanted.shape), wanted)
+    assert result.ndim == max(2, wanted.ndim)
+    assert result.shape[0] == 4
 
 
 def test_integers_keep_the_partition_dimension() -> None:
@@ -72,14 +72,14 @@ def test_permute_reshape_and_flatten(order: list[int]) -> None:
 
 def test_rearrange_names_dimensions() -> None:
     names = (("p", "a", ("b", "c"), "d"), ("p", ("c", "d"), "a", "b"))
-    found = seen(lambda t: t.rearrange(*names, {"c": 2}))
+    result = seen(lambda t: t.rearrange(*names, {"c": 2}))
     wanted = DATA.reshape(8, 3, 2, 2, 5).transpose(0, 3, 4, 1, 2).reshape(8, 10, 3, 2)
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(result, wanted)
 
 
 def test_broadcast_expand_squeeze_select_and_slice() -> None:
-    found = seen(lambda t: t.expand_dim(1).broadcast(1, 3))
-    assert np.array_equal(found, np.broadcast_to(DATA[:, None], (8, 3, *SHAPE[1:])))
+    result = seen(lambda t: t.expand_dim(1).broadcast(1, 3))
+    assert np.array_equal(result, np.broadcast_to(DATA[:, None], (8, 3, *SHAPE[1:])))
     assert np.array_equal(seen(lambda t: t.expand_dim(2).squeeze_dim(2)), DATA)
     assert np.array_equal(seen(lambda t: t.select(2, 1)), DATA[:, :, 1])
     assert np.array_equal(seen(lambda t: t.slice(3, 1, 5, 2)), DATA[:, :, :, 1:5:2])
@@ -95,23 +95,23 @@ def test_access_patterns_are_strided_loops(a: int, b: int, count: int, offset: i
         with pytest.raises(errors.OutOfRange):
             seen(lambda t: t.ap(pattern, offset=offset))
         return
-    found = seen(lambda t: t.ap(pattern, offset=offset))
+    result = seen(lambda t: t.ap(pattern, offset=offset))
     wanted = [[[row[offset + i * a * 3 + j * b] for j in range(3)] for i in range(count)] for row in flat]
-    assert found.tolist() == wanted
+    assert result.tolist() == wanted
 
 
-def test_reinterpretation_keeps_bits() -> None:
+def test_reinterpretation_copies_no_bits() -> None:
     words = np.arange(32, dtype=np.uint32).reshape(4, 8) * 0x01010101
-    found = seen(lambda t: t.view(nl.uint16), words)
-    assert np.array_equal(found, words.view(np.uint16))
-    found = seen(lambda t: t.ap([[16, 4], [2, 8]], offset=1, dtype=nl.uint16), words)
-    assert np.array_equal(found, words.view(np.uint16)[:, 1::2])
+    result = seen(lambda t: t.view(nl.uint16), words)
+    assert np.array_equal(result, words.view(np.uint16))
+    result = seen(lambda t: t.ap([[16, 4], [2, 8]], offset=1, dtype=nl.uint16), words)
+    assert np.array_equal(result, words.view(np.uint16)[:, 1::2])
 
 
 def test_patterns_on_shifted_views_warn() -> None:
     with pytest.warns(errors.AmbiguousManual, match="ap on a view"):
-        found = seen(lambda t: t[:, 1:].ap([[60, 8], [1, 2]], offset=3))
-    assert np.array_equal(found, DATA.reshape(8, 60)[:, 23:25])
+        result = seen(lambda t: t[:, 1:].ap([[60, 8], [1, 2]], offset=3))
+    assert np.array_equal(result, DATA.reshape(8, 60)[:, 23:25])
 
 
 def test_slices_made_again_are_the_same_view_and_others_are_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nkisim.collectives as ncc
 from nkisim.ranks import simulate_ranks
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 WORLDS = st.integers(1, 4)
 FOLDS = {"add": np.sum, "maximum": np.max, "minimum": np.min}
@@ -30,15 +30,15 @@ def on_ranks(body: Any, sources: list[Any], shape: tuple[int, ...]) -> list[Any]
 @given(
     st.data(), WORLDS, st.integers(1, 4), st.integers(1, 6), st.sampled_from(FLOATS[:3]), st.sampled_from(sorted(FOLDS))
 )
-def test_whole_tensors(data: Any, world: int, part: int, columns: int, dtype: str, op: str) -> None:
+def test_full_tensors(data: Any, world: int, part: int, columns: int, dtype: str, op: str) -> None:
     order = data.draw(st.permutations(range(world)))
     rows, ring, token = part * world, group(order), getattr(nl, op)
     sources = [values((rows, columns), dtype, r) for r in range(world)]
     exact = np.stack([wide(s) for s in sources])
     folded, size = FOLDS[op](exact, axis=0), np.abs(exact).sum(axis=0)
     errors = 0 if op != "add" else world
-    for found in on_ranks(lambda a, d: ncc.all_reduce([a], [d], ring, token), sources, (rows, columns)):
-        agree(found, folded, dtype, errors, size)
+    for result in on_ranks(lambda a, d: ncc.all_reduce([a], [d], ring, token), sources, (rows, columns)):
+        agree(result, folded, dtype, errors, size)
     scattered = on_ranks(lambda a, d: ncc.reduce_scatter([a], [d], ring, 0, token), sources, (part, columns))
     gathered = on_ranks(lambda a, d: ncc.all_gather([a], [d], ring, 0), sources, (rows * world, columns))
     swapped = on_ranks(lambda a, d: ncc.all_to_all([a], [d], ring, 0), sources, (rows, columns))
@@ -105,8 +105,8 @@ def test_chunks_of_any_length(data: Any, world: int, gather: bool, known: bool, 
     for rank in range(world):
         table = [counts[rank], starts[rank], np.full(world, 99, np.uint32)]
         metas.append(np.stack([*table, np.array(slots[rank], np.uint32) * room][: 4 if placed else 3]))
-    found = simulate_ranks(kernel, world)([(sources[r], metas[r].copy()) for r in range(world)])
-    for rank, (dst, meta) in enumerate(found):
+    result = simulate_ranks(kernel, world)([(sources[r], metas[r].copy()) for r in range(world)])
+    for rank, (dst, meta) in enumerate(result):
         for source in range(world):
             column = 0 if gather else rank
             count, start = int(counts[source, column]), int(starts[source, column])

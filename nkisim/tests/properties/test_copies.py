@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 COMPARE = {
     "equal": np.equal, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
@@ -17,15 +17,15 @@ ENGINES = st.sampled_from(["vector", "scalar", "gpsimd", "unknown"])
 @given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.sampled_from(FLOATS + INTEGERS), ENGINES)
 def test_tensor_copy(data: Any, shape: Shape, dtype: str, out: str, engine: str) -> None:
     x, psum = values(shape, dtype, 1), engine != "gpsimd"
-    found = laid_out(
+    result = laid_out(
         lambda dst, p: nisa.tensor_copy(dst=dst, src=p, engine=getattr(nisa.engine, engine)),
         [(x, data.draw(places(shape, psum)))],
         [(shape, out, data.draw(places(shape, psum)))],
     )
     if dtype == out:
-        assert found.tobytes() == x.tobytes()
+        assert result.tobytes() == x.tobytes()
     else:
-        agree(found, wide(x), out)
+        agree(result, wide(x), out)
 
 
 @covers("memset")
@@ -33,8 +33,8 @@ def test_tensor_copy(data: Any, shape: Shape, dtype: str, out: str, engine: str)
 @given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.integers(0, 100))
 def test_memset(data: Any, shape: Shape, dtype: str, number: int) -> None:
     value = number if dtype in INTEGERS else number + 0.3
-    found = laid_out(lambda dst: nisa.memset(dst=dst, value=value), [], [(shape, dtype, data.draw(places(shape)))])
-    agree(found, np.full(shape, float(value)), dtype)
+    result = laid_out(lambda dst: nisa.memset(dst=dst, value=value), [], [(shape, dtype, data.draw(places(shape)))])
+    agree(result, np.full(shape, float(value)), dtype)
 
 
 @covers("tensor_copy_predicated")
@@ -43,7 +43,7 @@ def test_memset(data: Any, shape: Shape, dtype: str, number: int) -> None:
        st.booleans(), st.booleans())  # fmt: skip
 def test_tensor_copy_predicated(data: Any, shape: Shape, dtype: str, mask: str, reverse: bool, number: bool) -> None:
     x, chosen = values(shape, dtype, 1), (values(shape, mask, 2) % 3).astype(mask)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, m: nisa.tensor_copy_predicated(
             dst=dst, src=3 if number else p, predicate=m, reverse_pred=reverse
         ),
@@ -52,7 +52,7 @@ def test_tensor_copy_predicated(data: Any, shape: Shape, dtype: str, mask: str, 
     )
     taken = (chosen == 0) if reverse else (chosen != 0)
     source = np.full(shape, 3).astype(x.dtype) if number else x
-    assert found.tobytes() == np.where(taken, source, np.full(shape, MARK).astype(x.dtype)).tobytes()
+    assert result.tobytes() == np.where(taken, source, np.full(shape, MARK).astype(x.dtype)).tobytes()
 
 
 @covers("select_reduce")
@@ -66,13 +66,13 @@ def test_select_reduce(data: Any, shape: Shape, dtype: str, mask: str, reverse: 
         nisa.select_reduce(dst=dst, predicate=m, on_true=p, on_false=c, reduce_res=top,
                            reduce_cmd=nisa.reduce_cmd.reset_reduce, reverse_pred=reverse)  # fmt: skip
 
-    found, top = laid_out(
+    result, top = laid_out(
         body, [(x, data.draw(places(shape))), (chosen, data.draw(places(shape, psum=False))), (column, Place())],
         [(shape, dtype, data.draw(places(shape))), (one, "float32", Place())],
     )  # fmt: skip
     taken = (chosen == 0) if reverse else (chosen != 0)
     wanted = np.where(taken, wide(x), wide(column))
-    agree(found, wanted, dtype)
+    agree(result, wanted, dtype)
     agree(top, wanted.max(axis=1, keepdims=True), "float32")
 
 
@@ -88,13 +88,13 @@ def test_range_select(data: Any, shape: Shape, dtype: str, op: str, start: int) 
         nisa.range_select(dst=dst, on_true_tile=p, comp_op0=getattr(nl, op), comp_op1=nl.less, bound0=a, bound1=b,
                           reduce_res=top, range_start=start)  # fmt: skip
 
-    found, top = laid_out(
+    result, top = laid_out(
         body, [(x, data.draw(places(shape))), (low, Place()), (high, Place())],
         [(shape, "float32", data.draw(places(shape))), (one, "float32", Place())],
     )  # fmt: skip
     index = start + np.arange(shape[1])[None]
     wanted = np.where(COMPARE[op](index, low) & (index < high), wide(x), wide(LOWEST))
-    agree(found, wanted, "float32")
+    agree(result, wanted, "float32")
     agree(top, wanted.max(axis=1, keepdims=True), "float32")
 
 
@@ -105,9 +105,9 @@ def test_range_select(data: Any, shape: Shape, dtype: str, op: str, start: int) 
 def test_nc_stream_shuffle(data: Any, rows: int, columns: int, dtype: str, mask: list[int]) -> None:
     shape = (rows, columns)
     x = values(shape, dtype, 1)
-    found = laid_out(lambda dst, p: nisa.nc_stream_shuffle(dst=dst, src=p, shuffle_mask=mask),
+    result = laid_out(lambda dst, p: nisa.nc_stream_shuffle(dst=dst, src=p, shuffle_mask=mask),
                      [(x, data.draw(places(shape)))], [(shape, dtype, data.draw(places(shape)))])  # fmt: skip
     for row in range(rows):
         source = mask[row % 32]
         wanted = np.full(columns, MARK).astype(x.dtype) if source == 255 else x[row // 32 * 32 + source]
-        assert found[row].tobytes() == wanted.tobytes()
+        assert result[row].tobytes() == wanted.tobytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 
 @covers("register_alloc", "register_move", "register_load", "register_store")
@@ -28,9 +28,9 @@ def test_registers_carry_integers(dtype: str, seed: int, column: int) -> None:
 @covers("sendrecv")
 @PROPERTY
 @given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.booleans())
-def test_sendrecv_swaps_tiles(data: Any, shape: Shape, dtype: str, own: bool) -> None:
+def test_sendrecv_swaps_tiles(data: Any, shape: Shape, dtype: str, local: bool) -> None:
     x = values((2, *shape), dtype, 1)
-    way = nisa.dma_engine.gpsimd_dma if own else nisa.dma_engine.dma
+    way = nisa.dma_engine.gpsimd_dma if local else nisa.dma_engine.dma
     spots = [data.draw(places(shape, psum=False)) for _ in range(2)]
 
     def kernel(source: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 COMPARE = {
     "equal": np.equal,
@@ -51,13 +51,13 @@ def test_patterns(data: Any, rows: int, pattern: Any, offset: int, multiplier: i
 def test_nc_n_gather(data: Any, shape: Shape, count: int, dtype: str) -> None:
     x = values(shape, dtype, 1)
     index = (values((shape[0], count), "uint32", 2) % shape[1]).astype(np.uint32)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, i: nisa.nc_n_gather(dst=dst, data=p, indices=i),
         [(x, data.draw(places(shape, psum=False))), (index, data.draw(places(index.shape, psum=False)))],
         [(index.shape, dtype, data.draw(places(index.shape, psum=False)))],
     )  # fmt: skip
     wanted = [[x[r, i] for i in index[r]] for r in range(shape[0])]
-    assert found.tobytes() == np.array(wanted, x.dtype).tobytes()
+    assert result.tobytes() == np.array(wanted, x.dtype).tobytes()
 
 
 @covers("local_gather")
@@ -69,7 +69,7 @@ def test_local_gather(data: Any, rows: int, columns: int, run: int, dtype: str) 
     x = values((rows, 21), dtype, 1)
     index = (values((rows, columns), "uint16", 2) % (22 - run)).astype(np.uint16)
     shape = (rows, count * run)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, i: nisa.local_gather(
             dst=dst, src_buffer=p, index=i, num_elem_per_idx=run, num_valid_indices=count),
         [(x, data.draw(places(x.shape, psum=False))), (index, data.draw(places(index.shape, psum=False)))],
@@ -79,7 +79,7 @@ def test_local_gather(data: Any, rows: int, columns: int, run: int, dtype: str) 
         first = row // 16 * 16
         flat = [int(index[first + i % 16, i // 16]) for i in range(count)]
         wanted = [x[row, f + j] for f in flat for j in range(run)]
-        assert found[row].tobytes() == np.array(wanted, x.dtype).tobytes()
+        assert result[row].tobytes() == np.array(wanted, x.dtype).tobytes()
 
 
 @covers("tensor_partition_reduce")
@@ -87,11 +87,11 @@ def test_local_gather(data: Any, rows: int, columns: int, run: int, dtype: str) 
 @given(st.data(), SHAPES, st.sampled_from(FLOATS), st.sampled_from(["add", "average", "maximum"]))
 def test_tensor_partition_reduce(data: Any, shape: Shape, dtype: str, op: str) -> None:
     x, one = values(shape, dtype, 1), (1, shape[1])
-    found = laid_out(lambda dst, p: nisa.tensor_partition_reduce(dst=dst, op=getattr(nl, op), data=p),
+    result = laid_out(lambda dst, p: nisa.tensor_partition_reduce(dst=dst, op=getattr(nl, op), data=p),
                      [(x, data.draw(places(shape, psum=False)))],
                      [(one, "float32", data.draw(places(one, psum=False)))])  # fmt: skip
     wanted = {"add": np.sum, "average": np.mean, "maximum": np.max}[op](wide(x), axis=0)
-    agree(found[0], wanted, "float32", 0 if op == "maximum" else shape[0], np.abs(wide(x)).sum(axis=0))
+    agree(result[0], wanted, "float32", 0 if op == "maximum" else shape[0], np.abs(wide(x)).sum(axis=0))
 
 
 @covers("sequence_bounds")
@@ -100,7 +100,7 @@ def test_tensor_partition_reduce(data: Any, shape: Shape, dtype: str, op: str) -
 def test_sequence_bounds(data: Any, ids: list[int], dtype: str) -> None:
     n = len(ids)
     segments = np.array([ids], dtype)
-    found = laid_out(lambda dst, p: nisa.sequence_bounds(dst=dst, segment_ids=p),
+    result = laid_out(lambda dst, p: nisa.sequence_bounds(dst=dst, segment_ids=p),
                      [(segments, data.draw(places((1, n), psum=False)))],
                      [((1, 2 * n), dtype, data.draw(places((1, 2 * n), psum=False)))])  # fmt: skip
     for i in range(n):
@@ -109,7 +109,7 @@ def test_sequence_bounds(data: Any, ids: list[int], dtype: str) -> None:
             first -= 1
         while last < n and ids[last] == ids[i]:
             last += 1
-        assert (found[0, i], found[0, n + i]) == ((first, last) if ids[i] else (n, -1))
+        assert (result[0, i], result[0, n + i]) == ((first, last) if ids[i] else (n, -1))
 
 
 @covers("nonzero_with_count")
@@ -119,14 +119,14 @@ def test_sequence_bounds(data: Any, ids: list[int], dtype: str) -> None:
 def test_nonzero_with_count(data: Any, rows: int, columns: int, dtype: str, offset: int, padding: int) -> None:
     x = np.random.default_rng(columns).integers(-1, 2, (rows, columns)).astype(dtype)
     shape = (rows, columns + 1)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p: nisa.nonzero_with_count(dst=dst, src=p, index_offset=offset, padding_val=padding),
         [(x, data.draw(places(x.shape, psum=False)))], [(shape, "int32", data.draw(places(shape, psum=False)))],
     )  # fmt: skip
     for row in range(rows):
         where = [i + offset for i in range(columns) if x[row, i]]
         wanted = where + [padding] * (columns - len(where)) + [len(where)]
-        assert found[row].tolist() == (wanted if row % 16 == 0 else [MARK] * (columns + 1))
+        assert result[row].tolist() == (wanted if row % 16 == 0 else [MARK] * (columns + 1))
 
 
 @covers("rand_set_state", "rand_get_state", "rng")
@@ -179,12 +179,12 @@ def test_a_seed_repeats_its_numbers(data: Any, shape: Shape, seed: int) -> None:
 @given(st.data(), SHAPES, st.sampled_from(FLOATS), st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
 def test_dropout(data: Any, shape: Shape, dtype: str, prob: float, column: bool) -> None:
     x, chance = values(shape, dtype, 1), np.full((shape[0], 1), prob, np.float32)
-    found = laid_out(lambda dst, p, c: nisa.dropout(dst=dst, data=p, prob=c if column else prob),
+    result = laid_out(lambda dst, p, c: nisa.dropout(dst=dst, data=p, prob=c if column else prob),
                      [(x, data.draw(places(shape))), (chance, Place())],
                      [(shape, dtype, data.draw(places(shape)))])  # fmt: skip
-    kept = wide(found) == wide(x)
-    assert (kept | (wide(found) == 0)).all()
+    remaining = wide(result) == wide(x)
+    assert (remaining | (wide(result) == 0)).all()
     if prob in (0.0, 1.0):
-        assert np.array_equal(wide(found), wide(x) * (1 - prob))
-    elif kept.size > 200:
-        assert abs(kept.mean() - 0.5) < 6 * 0.5 / np.sqrt(kept.size) + (wide(x) == 0).mean()
+        assert np.array_equal(wide(result), wide(x) * (1 - prob))
+    elif remaining.size > 200:
+        assert abs(remaining.mean() - 0.5) < 6 * 0.5 / np.sqrt(remaining.size) + (wide(x) == 0).mean()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nkisim.tests.properties.test_scalar import FUNCTIONS, INTO
-from nkisim.tests.properties.tiles import *
+from properties.test_scalar import FUNCTIONS, INTO
+from properties.tiles import *
 
 UNARY = {**FUNCTIONS, "ceil": np.ceil, "floor": np.floor, "trunc": np.trunc, "negative": np.negative, "cos": np.cos,
          "tan": np.tan, "logical_not": lambda x: x == 0}  # fmt: skip
@@ -34,10 +34,10 @@ def test_functions_of_one_tile(data: Any, shape: Shape, name: str, dtype: str) -
     # nl.sin reduces its range, the instruction does not
     x = values(shape, dtype, 1)
     x = (INTO[name](wide(x)) if name in INTO and name != "sin" else wide(x)).astype(x.dtype)
-    found = laid_out(lambda dst, p: copied(dst, getattr(nl, name)(p, dtype=nl.float32)),
+    result = laid_out(lambda dst, p: copied(dst, getattr(nl, name)(p, dtype=nl.float32)),
                      [(x, data.draw(places(shape, psum=name != "rsqrt")))], [(shape, "float32", Place())])  # fmt: skip
     wanted = fp64(UNARY[name], wide(x))
-    agree(found, wanted, "float32", 4, np.maximum(np.abs(wanted), 2.0**-10))
+    agree(result, wanted, "float32", 4, np.maximum(np.abs(wanted), 2.0**-10))
 
 
 @covers(*(f"nl.{name}" for name in BINARY))
@@ -56,11 +56,11 @@ def test_functions_of_two(data: Any, shape: Shape, name: str, dtype: str, kinds:
 
     # both of one rank
     spots = [data.draw(places(shape, psum=not i, folded=False)) for i in range(2)]
-    found = laid_out(body, list(zip((x, y), spots, strict=True)), [(shape, "float32", Place())])
+    result = laid_out(body, list(zip((x, y), spots, strict=True)), [(shape, "float32", Place())])
     pair = {"tt": (wide(x), wide(y)), "ts": (wide(x), number), "st": (number, wide(y))}[kinds]
     wanted = np.broadcast_to(fp64(BINARY[name], *pair), shape)
     roundings = 1 if name in ("divide", "mod") else 0
-    agree(found, wanted, "float32", roundings, np.maximum(np.abs(wanted), number))
+    agree(result, wanted, "float32", roundings, np.maximum(np.abs(wanted), number))
 
 
 @covers("nl.power")
@@ -69,10 +69,10 @@ def test_functions_of_two(data: Any, shape: Shape, name: str, dtype: str, kinds:
 def test_power(shape: Shape, dtype: str) -> None:
     x, y = np.abs(values(shape, dtype, 1)), values(shape, dtype, 2)
     x[x == 0] = 1
-    found = laid_out(lambda dst, p, q: copied(dst, nl.power(p, q, dtype=nl.float32)), [(x, Place()), (y, Place())],
+    result = laid_out(lambda dst, p, q: copied(dst, nl.power(p, q, dtype=nl.float32)), [(x, Place()), (y, Place())],
                      [(shape, "float32", Place())])  # fmt: skip
     wanted = wide(x) ** wide(y)
-    agree(found, wanted, "float32", 8)
+    agree(result, wanted, "float32", 8)
 
 
 @covers("nl.invert", *(f"nl.{name}" for name in (*BITS, *SHIFTS)))
@@ -87,11 +87,11 @@ def test_functions_of_bits(shape: Shape, name: str, dtype: str) -> None:
     def body(dst: Any, p: Any, q: Any) -> None:
         copied(dst, nl.invert(p) if name == "invert" else getattr(nl, name)(p, q))
 
-    found = laid_out(body, [(x, Place()), (y, Place())], [(shape, dtype, Place())])
+    result = laid_out(body, [(x, Place()), (y, Place())], [(shape, dtype, Place())])
     bits = np.dtype(f"u{x.dtype.itemsize}")
     a, b = x.view(bits), y.view(bits)
     wanted = ~a if name == "invert" else {**BITS, **SHIFTS}[name](a, b)
-    assert found.tobytes() == wanted.astype(bits).tobytes()
+    assert result.tobytes() == wanted.astype(bits).tobytes()
 
 
 FOLDS = {"sum": np.sum, "max": np.max, "min": np.min, "mean": np.mean, "var": np.var,
@@ -108,11 +108,11 @@ def test_reductions(data: Any, shape: Shape, name: str, dtype: str) -> None:
         x = (np.sign(wide(x)) * 1.125).astype(x.dtype)
     if name == "all":
         x[::2, 0] = 0
-    found = laid_out(lambda dst, p: copied(dst, getattr(nl, name)(p, axis=1, dtype=nl.float32)),
+    result = laid_out(lambda dst, p: copied(dst, getattr(nl, name)(p, axis=1, dtype=nl.float32)),
                      [(x, data.draw(places(shape, folded=False)))], [((shape[0], 1), "float32", Place())])  # fmt: skip
     wanted = fp64(FOLDS[name], wide(x), 1)[:, None]
     size = np.abs(wanted) if name == "prod" else np.square(wide(x)).max(1)[:, None] * shape[1] + 1
-    agree(found, wanted, "float32", 0 if name in ("max", "min", "all") else 4 * shape[1] + 4, size)
+    agree(result, wanted, "float32", 0 if name in ("max", "min", "all") else 4 * shape[1] + 4, size)
 
 
 @covers("nl.softmax", "nl.rms_norm")
@@ -145,9 +145,9 @@ def test_moving(shape: Shape, dtype: str, times: int) -> None:
         wide_tile = nl.broadcast_to(nl.expand_dims(tile, 1), (shape[0], times, shape[1]))
         return stored, out(nl.load_transpose2d(source)), out(nl.copy(nl.transpose(tile))), out(wide_tile)
 
-    stored, turned, again, repeated = on_hbm(kernel, [x])
+    stored, transposed, again, repeated = on_hbm(kernel, [x])
     assert stored.tobytes() == x.tobytes()
-    assert turned.tobytes() == again.tobytes() == np.ascontiguousarray(x.T).tobytes()
+    assert transposed.tobytes() == again.tobytes() == np.ascontiguousarray(x.T).tobytes()
     assert np.array_equal(repeated, np.repeat(x[:, None], times, 1))
 
 
@@ -164,10 +164,10 @@ def test_combining(k: int, m: int, n: int) -> None:
         return (out(chosen), out(nl.gather_flattened(p, at)), out(nl.dropout(p, 0.0)),
                 out(nl.copy(nl.matmul(p, q, transpose_x=True))))  # fmt: skip
 
-    chosen, gathered, kept, product = on_hbm(kernel, [x, y, index])
+    chosen, gathered, remaining, product = on_hbm(kernel, [x, y, index])
     assert np.array_equal(chosen, np.where(y > 0, y, np.float32(-1)))
     assert np.array_equal(gathered, np.take_along_axis(x, index.astype(int), 1))
-    assert np.array_equal(kept, x)
+    assert np.array_equal(remaining, x)
     agree(product, wide(x).T @ wide(y), "float32", k + 1, np.abs(wide(x)).T @ np.abs(wide(y)))
 
 
@@ -184,11 +184,11 @@ def test_creation(shape: Shape, dtype: str, number: int, size: int) -> None:
         empty, plain = nl.empty_like(made[1]), nl.ndarray(shape, dtype)
         assert (empty.shape, empty.dtype) == (plain.shape, plain.dtype) == (shape, dtype)
         eye, fixed = nl.shared_identity_matrix(size, dtype=dtype), nl.load(nl.shared_constant(constant))
-        drawn = []
+        samples = []
         for _ in range(2):
             nl.random_seed(nl.load(seed))
-            drawn.append(nl.rand(shape, nl.float32))
-        return tuple(out(t) for t in (*made, eye, fixed, *drawn))
+            samples.append(nl.rand(shape, nl.float32))
+        return tuple(out(t) for t in (*made, eye, fixed, *samples))
 
     zeros, ones, full, like, eye, fixed, first, second = on_hbm(kernel, [np.array([[number]], np.uint32)])
     assert (zeros == 0).all()

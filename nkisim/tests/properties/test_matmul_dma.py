@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 NARROW = ("bfloat16", "float16", "float8_e4m3", "float8_e5m2")
 TWO_BYTES = ("bfloat16", "float16", "int16", "uint16")
@@ -29,11 +29,11 @@ def test_nc_matmul(data: Any, k: int, m: int, n: int, times: int) -> None:
             nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=i > 0)
 
     spot = replace(data.draw(places((m, n))), psum=True)
-    found = laid_out(
+    result = laid_out(
         body, [(x, tile_places(data, x.shape)), (y, tile_places(data, y.shape))], [((m, n), "float32", spot)]
     )
     scale = times * np.abs(wide(x)).T @ np.abs(wide(y))
-    agree(found, times * (wide(x).T @ wide(y)), "float32", k + times, scale)
+    agree(result, times * (wide(x).T @ wide(y)), "float32", k + times, scale)
 
 
 @covers("nc_matmul")
@@ -41,12 +41,12 @@ def test_nc_matmul(data: Any, k: int, m: int, n: int, times: int) -> None:
 @given(SIZES, SIZES, st.integers(1, 60))
 def test_products_of_small_integers_are_exact(k: int, m: int, n: int) -> None:
     x, y = (np.random.default_rng(s).integers(-8, 8, (k, c)).astype(np.float32) for s, c in ((1, m), (2, n)))
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, q: nisa.nc_matmul(dst=dst, stationary=p, moving=q, accumulate=False),
         [(x, Place()), (y, Place())],
         [((m, n), "float32", Place(psum=True))],
     )
-    assert np.array_equal(found, x.T @ y)
+    assert np.array_equal(result, x.T @ y)
 
 
 @covers("nc_transpose")
@@ -57,12 +57,12 @@ def test_nc_transpose(data: Any, rows: int, columns: int, dtype: str) -> None:
     small = rows <= 32 and columns <= 32
     psum = not small or data.draw(st.booleans())
     spot = replace(data.draw(places((columns, rows))), psum=psum)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p: nisa.nc_transpose(dst=dst, data=p),
         [(x, tile_places(data, x.shape))],
         [((columns, rows), dtype, spot)],
     )
-    assert found.tobytes() == np.ascontiguousarray(x.T).tobytes()
+    assert result.tobytes() == np.ascontiguousarray(x.T).tobytes()
 
 
 @covers("dma_copy")
@@ -70,15 +70,15 @@ def test_nc_transpose(data: Any, rows: int, columns: int, dtype: str) -> None:
 @given(st.data(), SHAPES, st.sampled_from(FLOATS + INTEGERS), st.sampled_from(FLOATS + INTEGERS))
 def test_dma_copy(data: Any, shape: Shape, dtype: str, other: str) -> None:
     x = values(shape, dtype, 1)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p: nisa.dma_copy(dst=dst, src=p),
         [(x, data.draw(places(shape, psum=False)))],
         [(shape, other, data.draw(places(shape, psum=False)))],
     )
     if dtype == other:
-        assert found.tobytes() == x.tobytes()
+        assert result.tobytes() == x.tobytes()
     else:
-        agree(found, wide(x), other)
+        agree(result, wide(x), other)
 
 
 @covers("dma_copy")
@@ -125,8 +125,8 @@ def test_a_run_time_start_moves_the_view(columns: int, width: int, data: Any) ->
         nisa.dma_copy(dst=again, src=source.ap(pattern, scalar_offset=nl.load(start), indirect_dim=1))
         return out(got), out(again)
 
-    for found in on_hbm(kernel, [x, np.array([[start]], np.int32)]):
-        assert np.array_equal(found, x[:, start : start + width])
+    for result in on_hbm(kernel, [x, np.array([[start]], np.int32)]):
+        assert np.array_equal(result, x[:, start : start + width])
 
 
 @covers("dma_transpose")
@@ -148,11 +148,11 @@ def test_dma_transpose(data: Any, axes: tuple[int, ...], dtype: str) -> None:
 @PROPERTY
 @given(st.data(), st.integers(1, 8), st.integers(1, 64), st.sampled_from(["bfloat16", "float16"]))
 def test_indirect_dma_transpose(data: Any, sixteens: int, columns: int, dtype: str) -> None:
-    count, held = 16 * sixteens, 50
-    x = values((held, columns), dtype, 1)
-    index = (values((count, 1), "uint32", 2) % held).astype(np.uint32)
+    count, stored = 16 * sixteens, 50
+    x = values((stored, columns), dtype, 1)
+    index = (values((count, 1), "uint32", 2) % stored).astype(np.uint32)
     beyond = sorted(data.draw(st.sets(st.integers(0, count - 1), max_size=4)))
-    index[beyond] = held
+    index[beyond] = stored
 
     def kernel(source: Any, rows: Any) -> Any:
         got = nl.ndarray((columns, count), dtype=source.dtype)
@@ -172,13 +172,13 @@ def test_indirect_dma_transpose(data: Any, sixteens: int, columns: int, dtype: s
 @given(st.data(), SHAPES, st.lists(st.sampled_from(FLOATS), min_size=1, max_size=16), st.sampled_from(FLOATS))
 def test_dma_compute(data: Any, shape: Shape, dtypes: list[str], result: str) -> None:
     sources = [values(shape, d, i) for i, d in enumerate(dtypes)]
-    found = laid_out(
+    output = laid_out(
         lambda dst, *srcs: nisa.dma_compute(dst=dst, srcs=list(srcs), reduce_op=nl.add),
         [(s, data.draw(places(shape, psum=False))) for s in sources],
         [(shape, result, data.draw(places(shape, psum=False)))],
     )
     scale = sum(np.abs(wide(s)) for s in sources)
-    agree(found, sum(wide(s) for s in sources), result, len(sources) - 1, scale)
+    agree(output, sum(wide(s) for s in sources), result, len(sources) - 1, scale)
 
 
 @covers("dma_compute")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nkisim import coverage
-from nkisim.tests.registry import COVERED
+from registry import COVERED
 
 # they move no data: loops, the launch grid, questions; the tests in laws/ and the manual's
 # examples check what they do
@@ -25,18 +25,18 @@ PREFIX = {"nki.isa": "", "nki.language": "nl.", "nki.collectives": "ncc."}
 
 def functions(module: str) -> set[str]:
     """The functions of a module that exist on trn2, from the list of what is implemented, as tests name them."""
-    found: set[str] = set()
+    result: set[str] = set()
     for path in coverage.SIGNATURES.values():
         signatures = json.loads(path.read_text())
         implemented = coverage.report(signatures)["implemented"]
-        found |= {n for n in signatures["modules"][module]["functions"] if f"{module}.{n}" in implemented}
-    return {PREFIX[module] + n for n in found - NO_DATA[module]}
+        result |= {n for n in signatures["modules"][module]["functions"] if f"{module}.{n}" in implemented}
+    return {PREFIX[module] + n for n in result - NO_DATA[module]}
 
 
-@pytest.mark.parametrize(("module", "least"), [("nki.isa", 40), ("nki.language", 80), ("nki.collectives", 11)])
-def test_every_function_has_a_property_test(module: str, least: int) -> None:
+@pytest.mark.parametrize(("module", "minimum"), [("nki.isa", 40), ("nki.language", 80), ("nki.collectives", 11)])
+def test_every_function_has_a_property_test(module: str, minimum: int) -> None:
     assert functions(module) - set(COVERED) == set()
-    assert len(functions(module)) >= least
+    assert len(functions(module)) >= minimum
 
 
 def test_no_property_test_names_a_function_that_does_not_exist() -> None:

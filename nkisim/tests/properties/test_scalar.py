@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nkisim.isa.activations import ON_SCALAR_ENGINE
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 erf = np.vectorize(math.erf)
 FUNCTIONS: dict[str, Any] = {
@@ -51,10 +51,10 @@ def test_activation(data: Any, shape: Shape, op: str, dtype: str, out: str) -> N
         nisa.memset(dst=total, value=0.0)
         nisa.activation(dst=dst, op=fn, data=p, scale=2.0, bias=b)
 
-    found, total = laid_out(body, [(x, data.draw(places(shape))), (scale, Place()), (bias, Place())],
+    result, total = laid_out(body, [(x, data.draw(places(shape))), (scale, Place()), (bias, Place())],
                             [(shape, out, data.draw(places(shape))), (one, "float32", Place())])  # fmt: skip
     wanted = fp64(FUNCTIONS[op], wide((wide(x) * 2 + wide(bias)).astype(np.float32)))
-    agree(found, wanted, out, 4, np.maximum(np.abs(wanted), 2.0**-10))
+    agree(result, wanted, out, 4, np.maximum(np.abs(wanted), 2.0**-10))
     if reduced:
         size = np.abs(wanted).sum(1, keepdims=True) + 1e-3
         agree(total, wanted.sum(1, keepdims=True), "float32", 4 + shape[1], size)
@@ -74,8 +74,8 @@ def test_rounding_takes_the_nearest_value_and_the_even_one_of_two(dtype: str, se
     # half of them are exactly between two neighbours
     at = np.searchsorted(grid, x[0, :20])
     x[0, :20] = (grid[at - 1] + grid[np.minimum(at, len(grid) - 1)]) / 2
-    found = wide(laid_out(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), [(x, Place())], [(shape, dtype, Place())]))
-    for value, seen in zip(wide(x)[0], found[0], strict=True):
+    result = wide(laid_out(lambda dst, p: nisa.tensor_copy(dst=dst, src=p), [(x, Place())], [(shape, dtype, Place())]))
+    for value, seen in zip(wide(x)[0], result[0], strict=True):
         distance = np.abs(grid - value)
         best = grid[distance == distance.min()]
         even = [b for b in best if int(np.array(b).astype(kind).view(f"u{kind.itemsize}")) % 2 == 0]
@@ -91,8 +91,8 @@ def test_the_comparison_can_fail() -> None:
     assert rounded(np.array([2.5, 300.0]), "int8").tolist() == [2.0, 127.0]
 
 
-def test_a_write_beside_the_view_is_noticed() -> None:
+def test_a_write_outside_of_the_view_is_noticed() -> None:
     x = values((4, 3), "float32", 1)
-    with pytest.raises(AssertionError, match="beside"):
+    with pytest.raises(AssertionError, match="outside of"):
         laid_out(lambda dst, p: nisa.tensor_copy(dst=dst.ap([[6, 4], [1, 3]], offset=None), src=p),
                  [(x, Place())], [((4, 3), "float32", Place(step=2, after=1))])  # fmt: skip

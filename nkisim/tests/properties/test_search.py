@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 ROWS = st.sampled_from([1, 16, 33, 64, 128])
 
@@ -19,26 +19,26 @@ def few(shape: tuple[int, int], dtype: str, seed: int) -> Any:
 @given(st.data(), ROWS, st.integers(8, 60), st.sampled_from(FLOATS), st.booleans())
 def test_max8(data: Any, rows: int, columns: int, dtype: str, repeats: bool) -> None:
     x = (few if repeats else values)((rows, columns), dtype, 1)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p: nisa.max8(dst=dst, src=p),
         [(x, data.draw(places(x.shape)))],
         [((rows, 8), "float32", data.draw(places((rows, 8), folded=False)))],
     )
     for row in range(rows):
-        assert found[row].tolist() == sorted(wide(x)[row].tolist(), reverse=True)[:8]
+        assert result[row].tolist() == sorted(wide(x)[row].tolist(), reverse=True)[:8]
 
 
 def places_of(row: Any, wanted: Any, order: list[int]) -> list[int]:
     """Give each value, taken in `order`, its first place that no value before it took; -1 where there is none."""
     taken: set[int] = set()
-    found = [-1] * 8
+    result = [-1] * 8
     for i in order:
         for at, value in enumerate(row):
             if value == wanted[i] and at not in taken:
                 taken.add(at)
-                found[i] = at
+                result[i] = at
                 break
-    return found
+    return result
 
 
 @covers("nc_find_index8")
@@ -46,7 +46,7 @@ def places_of(row: Any, wanted: Any, order: list[int]) -> list[int]:
 @given(st.data(), ROWS, st.integers(8, 40), st.sampled_from(FLOATS[:3]), st.sampled_from(["uint16", "uint32"]))
 def test_nc_find_index8(data: Any, rows: int, columns: int, dtype: str, index: str) -> None:
     x, sought = few((rows, columns), dtype, 1), few((rows, 8), dtype, 2)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, v: nisa.nc_find_index8(dst=dst, data=p, vals=v),
         [(x, data.draw(places(x.shape))), (sought, data.draw(places((rows, 8))))],
         [((rows, 8), index, data.draw(places((rows, 8))))],
@@ -54,7 +54,7 @@ def test_nc_find_index8(data: Any, rows: int, columns: int, dtype: str, index: s
     missing = np.iinfo(index).max
     for row in range(rows):
         wanted = places_of(x[row], sought[row], list(range(8)))
-        assert found[row].tolist() == [missing if w < 0 else w for w in wanted]
+        assert result[row].tolist() == [missing if w < 0 else w for w in wanted]
 
 
 @covers("nc_match_replace8")
@@ -62,7 +62,7 @@ def test_nc_find_index8(data: Any, rows: int, columns: int, dtype: str, index: s
 @given(st.data(), ROWS, st.integers(8, 40), st.sampled_from(FLOATS[:3]))
 def test_nc_match_replace8(data: Any, rows: int, columns: int, dtype: str) -> None:
     x, sought = few((rows, columns), dtype, 3), few((rows, 8), dtype, 4)
-    found, order = laid_out(
+    result, order = laid_out(
         lambda dst, at, p, v: nisa.nc_match_replace8(dst=dst, data=p, vals=v, imm=-99.0, dst_idx=at),
         [(x, data.draw(places(x.shape))), (sought, data.draw(places((rows, 8))))],
         [(x.shape, dtype, data.draw(places(x.shape))), ((rows, 8), "uint32", data.draw(places((rows, 8))))],
@@ -71,7 +71,7 @@ def test_nc_match_replace8(data: Any, rows: int, columns: int, dtype: str) -> No
         at = places_of(x[row], sought[row], list(range(7, -1, -1)))
         wanted = wide(x)[row]
         wanted[[i for i in at if i >= 0]] = -99
-        assert found[row].astype(float).tolist() == wanted.tolist()
+        assert result[row].astype(float).tolist() == wanted.tolist()
         assert order[row].tolist() == [2**32 - 1 if i < 0 else i for i in at]
 
 
@@ -89,7 +89,7 @@ def test_statistics(data: Any, rows: int, widths: list[int], dtype: str) -> None
             at += width
         nisa.bn_aggr(dst=result, data=stats)
 
-    stats, found = laid_out(
+    stats, output = laid_out(
         body,
         [(x, data.draw(places(x.shape, folded=False)))],
         [(parts, "float32", data.draw(places(parts, folded=False))), (pair, "float32", data.draw(places(pair)))],
@@ -100,8 +100,8 @@ def test_statistics(data: Any, rows: int, widths: list[int], dtype: str) -> None
         assert (stats[:, first] == half.shape[1]).all()
         agree(stats[:, first + 1], half.mean(1), "float32", 64, np.abs(half).max(1))
         agree(stats[:, first + 2], half.var(1) * half.shape[1], "float32", 256, np.square(half).sum(1))
-    agree(found[:, 0], exact.mean(1), "float32", 256, np.abs(exact).max(1))
-    agree(found[:, 1], exact.var(1), "float32", 1024, np.square(exact).max(1))
+    agree(output[:, 0], exact.mean(1), "float32", 256, np.abs(exact).max(1))
+    agree(output[:, 1], exact.var(1), "float32", 1024, np.square(exact).max(1))
 
 
 @covers("topk")
@@ -124,6 +124,6 @@ def test_topk(rows: int, columns: int, data: Any) -> None:
         where = [int(index[first + j % 16, j // 16]) for j in range(k)]
         assert got == best
         assert [snake[w] for w in where] == best
-        # the places that no result takes are left alone
+        # the places that no result takes stay as they are
         rest = [(first + j % 16, j // 16) for j in range(k, 16 * k)]
         assert all(float(top[at]) == MARK for at in rest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nkisim
 import nkisim.collectives as ncc
 from nkisim.ranks import simulate_ranks
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 NKI = nkisim.Policy(nki="0.7")
 STEPS = ("+", "-", "*", "reversed -", "neg", "own")
@@ -42,9 +42,9 @@ def test_scalars_compute_with_the_width_of_their_tile(dtype: str, data: Any) -> 
         return value
 
     def kernel(x: Any) -> Any:
-        held = nl.load(x)
-        nisa.scalar_store(held, follow(nisa.scalar_load(held)))
-        return out(held)
+        stored = nl.load(x)
+        nisa.scalar_store(stored, follow(nisa.scalar_load(stored)))
+        return out(stored)
 
     exact = follow(start)
     expected = (exact - int(limits.min)) % 2 ** (8 * kind().itemsize) + int(limits.min)
@@ -58,12 +58,12 @@ def test_a_scalar_is_an_address_and_a_bound(dtype: str, row: int, upper: int, st
 
     def kernel(source: Any, index: Any, bound: Any) -> Any:
         at, last = nisa.scalar_load(index), nisa.scalar_load(bound)
-        held, result = nl.ndarray((1, 4), nl.float32), nl.zeros((16, 4), nl.float32, nl.shared_hbm)
+        stored, result = nl.ndarray((1, 4), nl.float32), nl.zeros((16, 4), nl.float32, nl.shared_hbm)
 
         def body(i: Any) -> None:
             # an int64 row and the counter, which has 32 bits, do not mix
-            nisa.dma_copy(dst=held, src=source.ap([[4, 1], [1, 4]], scalar_offset=at * 2 + 1))
-            nisa.dma_copy(dst=result[nl.ds(i * 3 + 1, 1)], src=held)
+            nisa.dma_copy(dst=stored, src=source.ap([[4, 1], [1, 4]], scalar_offset=at * 2 + 1))
+            nisa.dma_copy(dst=result[nl.ds(i * 3 + 1, 1)], src=stored)
 
         nl.fori_loop(last - last, last, body, step)
         return result
@@ -71,8 +71,8 @@ def test_a_scalar_is_an_address_and_a_bound(dtype: str, row: int, upper: int, st
     expected = np.zeros((16, 4), np.float32)
     for i in range(0, upper, step):
         expected[i * 3 + 1] = x[2 * row + 1]
-    found = traced(kernel, x, np.array([[row]], INTS[dtype]), np.array([[upper]], np.int32))
-    assert np.array_equal(found, expected)
+    output = traced(kernel, x, np.array([[row]], INTS[dtype]), np.array([[upper]], np.int32))
+    assert np.array_equal(output, expected)
 
 
 SIZES = st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 12))
@@ -136,11 +136,11 @@ def test_a_selection_of_blocks_is_a_slice(data: Any, size: tuple[int, int, int],
         view = nl.blocks(source, tile_shape=tile, block_shape=block)
         assert view.shape == counts
         assert (view.tile_shape, view.block_shape) == (tile, block)
-        held = nl.alloc_blocks(
+        stored = nl.alloc_blocks(
             tile_shape=tile, block_shape=block, element_shape=x.shape, buffer=nl.hbm, dtype=nl.float32
         )
-        nisa.dma_copy(dst=held.data, src=view.data)
-        picked = held[keys]
+        nisa.dma_copy(dst=stored.data, src=view.data)
+        picked = stored[keys]
         assert isinstance(picked, nl.NkiBlockGrid)
         if all(key.step == 1 for key in keys):
             picked = nl.tiles(picked)[(slice(None), *inner)]
@@ -156,20 +156,20 @@ def test_a_selection_of_blocks_is_a_slice(data: Any, size: tuple[int, int, int],
 
 @PROPERTY
 @given(st.data(), st.tuples(st.integers(1, 40), st.integers(1, 30)), TILES, st.booleans())
-def test_empty_like_packs_the_cells_of_a_grid(data: Any, size: Shape, tile: Shape, turned: bool) -> None:
+def test_empty_like_packs_the_cells_of_a_grid(data: Any, size: Shape, tile: Shape, transposed: bool) -> None:
     x = values(size, "float32", 1)
     keys = tuple(draw_slice(data, cells(n, t), 3) for n, t in zip(size, tile, strict=True))
-    order = (1, 0) if turned else (0, 1)
+    order = (1, 0) if transposed else (0, 1)
 
     def kernel(source: Any) -> Any:
         picked = nl.tiles(source, tile_shape=tile)[keys]
-        packed = nl.empty_like(picked, buffer=nl.sbuf, transpose_axes=order if turned else None)
+        packed = nl.empty_like(picked, buffer=nl.sbuf, transpose_axes=order if transposed else None)
         assert packed.shape == tuple(picked.shape[i] for i in order)
         result = nl.ndarray(picked.element_shape, nl.float32, nl.shared_hbm)
         for n in np.ndindex(picked.shape):
             cell = packed[tuple(n[i] for i in order)].data
             assert tuple(cell.shape) == tuple(picked[n].element_shape[i] for i in order)
-            stage = nl.ndarray(picked[n].element_shape, nl.float32) if turned else cell
+            stage = nl.ndarray(picked[n].element_shape, nl.float32) if transposed else cell
             nisa.dma_copy(dst=stage, src=picked[n].data)
             nisa.dma_copy(dst=nl.tiles(result, tile_shape=tile)[n].data, src=stage)
         return result
@@ -186,8 +186,8 @@ def test_empty_like_packs_the_cells_of_a_grid(data: Any, size: Shape, tile: Shap
 )  # fmt: skip
 @PROPERTY
 @given(st.data(), st.integers(1, 3), st.booleans(), st.booleans())
-def test_a_split_collective_is_the_whole_one(data: Any, world: int, gathers: bool, known: bool) -> None:
-    whole, begin, end = (getattr(ncc, f"all_{'gather' if gathers else 'to_all'}_v{part}")
+def test_a_split_collective_equals_the_full_one(data: Any, world: int, gathers: bool, known: bool) -> None:
+    full, begin, end = (getattr(ncc, f"all_{'gather' if gathers else 'to_all'}_v{part}")
                          for part in ("", "_prepare", "_trigger"))  # fmt: skip
     counts = np.array(data.draw(st.lists(st.lists(st.integers(0, 4), min_size=world, max_size=world),
                                          min_size=world, max_size=world)), np.uint32)  # fmt: skip
@@ -198,7 +198,7 @@ def test_a_split_collective_is_the_whole_one(data: Any, world: int, gathers: boo
         src, dst = nl.zeros(a.shape, a.dtype, nl.hbm), nl.zeros((1, 4 * world), a.dtype, nl.hbm)
         if not split:
             nisa.dma_copy(dst=src, src=a)
-            whole([src], [dst], ring, meta, known)
+            full([src], [dst], ring, meta, known)
         else:
             prepared = begin([src], [dst], ring, meta, known)
             # the data and later metadata are none of the prepare's
@@ -210,11 +210,11 @@ def test_a_split_collective_is_the_whole_one(data: Any, world: int, gathers: boo
         return result, meta
 
     starts = np.cumsum(np.pad(counts, ((0, 0), (1, 0)))[:, :-1], axis=1).astype(np.uint32)
-    found = [
+    output = [
         simulate_ranks(kernel, world, NKI)([(sources[r], np.stack([counts[r], starts[r], counts[r] * 0]), split)
                                             for r in range(world)]) for split in (False, True)
     ]  # fmt: skip
-    for (dst, meta), (split_dst, split_meta) in zip(*found, strict=True):
+    for (dst, meta), (split_dst, split_meta) in zip(*output, strict=True):
         assert np.array_equal(dst, split_dst)
         assert np.array_equal(meta[2], split_meta[2])
 
@@ -235,8 +235,8 @@ def test_sendrecv_compute_reduces_both_tiles(shape: Shape, dtype: str, op: str, 
         nisa.dma_copy(dst=result[core], src=both)
         return result
 
-    for found in traced(kernel, x, lnc=2):
-        agree(found, exact, dtype, 1, np.abs(wide(x)).sum(axis=0))
+    for output in traced(kernel, x, lnc=2):
+        agree(output, exact, dtype, 1, np.abs(wide(x)).sum(axis=0))
 
 
 @PROPERTY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nkisim.tests.properties.tiles import *
+from properties.tiles import *
 
 ARITHMETIC = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
@@ -51,7 +51,7 @@ def test_tensor_tensor_of_bits(data: Any, shape: Shape, op: str, dtype: str) -> 
 def test_tensor_scalar(data: Any, shape: Shape, op0: str, dtype: str, out: str, first: bool, second: bool) -> None:
     op1 = data.draw(st.sampled_from(sorted(ARITHMETIC)))
     x, column = values(shape, dtype, 3), values((shape[0], 1), "float32", 4)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, c: nisa.tensor_scalar(
             dst=dst, data=p, op0=getattr(nl, op0), operand0=c, reverse0=first,
             op1=getattr(nl, op1), operand1=1.5, reverse1=second),
@@ -62,7 +62,7 @@ def test_tensor_scalar(data: Any, shape: Shape, op0: str, dtype: str, out: str, 
     inner = fp64(ARITHMETIC[op0], *((c, wide(x)) if first else (wide(x), c)))
     # the engine keeps fp32 between the two operators
     inner = wide(inner.astype(np.float32))
-    agree(found, fp64(ARITHMETIC[op1], *((1.5, inner) if second else (inner, 1.5))), out)
+    agree(result, fp64(ARITHMETIC[op1], *((1.5, inner) if second else (inner, 1.5))), out)
 
 
 @covers("scalar_tensor_tensor")
@@ -72,7 +72,7 @@ def test_scalar_tensor_tensor(data: Any, shape: Shape, dtype: str, out: str, fir
     names = st.sampled_from(sorted(ARITHMETIC))
     op0, op1 = data.draw(names), data.draw(names)
     x, y, column = values(shape, dtype, 3), values(shape, "bfloat16", 4), values((shape[0], 1), "float32", 5)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, q, c: nisa.scalar_tensor_tensor(
             dst=dst, data=p, op0=getattr(nl, op0), operand0=c, op1=getattr(nl, op1), operand1=q,
             reverse0=first, reverse1=second),
@@ -82,7 +82,7 @@ def test_scalar_tensor_tensor(data: Any, shape: Shape, dtype: str, out: str, fir
     )  # fmt: skip
     c = np.broadcast_to(wide(column), shape)
     inner = wide(fp64(ARITHMETIC[op0], *((c, wide(x)) if first else (wide(x), c))).astype(np.float32))
-    agree(found, fp64(ARITHMETIC[op1], *((wide(y), inner) if second else (inner, wide(y)))), out)
+    agree(result, fp64(ARITHMETIC[op1], *((wide(y), inner) if second else (inner, wide(y)))), out)
 
 
 @covers("tensor_reduce")
@@ -97,19 +97,19 @@ def test_tensor_reduce(data: Any, sizes: tuple[int, int, int], dtype: str, op: s
     if op == "multiply":
         x = (np.sign(wide(x)) * 1.25).astype(x.dtype)
     place = data.draw(places((rows, outer * inner), folded=False))
-    kept = (rows, 1 if both else outer)
-    found = laid_out(
+    remaining = (rows, 1 if both else outer)
+    result = laid_out(
         lambda dst, p: nisa.tensor_reduce(
             dst=dst, op=getattr(nl, op), data=p.reshape_dim(1, (outer, inner)),
             axis=(1, 2) if both else (2,), negate=negate),
-        [(x, place)], [(kept, "float32", data.draw(places(kept)))],
+        [(x, place)], [(remaining, "float32", data.draw(places(remaining)))],
     )  # fmt: skip
     parts = wide(x).reshape(rows, *((1, outer * inner) if both else (outer, inner)))
     fold = {"add": np.sum, "maximum": np.max, "minimum": np.min, "multiply": np.prod}
     wanted = 2 * parts[..., 0] - parts.sum(axis=-1) if op == "subtract" else fold[op](parts, axis=-1)
     scale = np.abs(wanted) if op == "multiply" else np.abs(parts).sum(axis=-1)
     roundings = 0 if op in ("maximum", "minimum") else parts.shape[-1]
-    agree(found, -wanted if negate else wanted, "float32", roundings, scale)
+    agree(result, -wanted if negate else wanted, "float32", roundings, scale)
 
 
 @covers("tensor_scalar_reduce")
@@ -127,10 +127,10 @@ def test_tensor_scalar_reduce(data: Any, shape: Shape, dtype: str, reduce: str, 
 
     start = data.draw(places(one, folded=False)).start
     rest = [Place(start) for _ in range(2)]
-    found, total = laid_out(body, [(x, rest[0]), (column, Place())],
+    result, total = laid_out(body, [(x, rest[0]), (column, Place())],
                             [(shape, dtype, rest[1]), (one, "float32", Place())])  # fmt: skip
     product = wide(x) * wide(column)
-    agree(found, product, dtype)
+    agree(result, product, dtype)
     product = wide(product.astype(np.float32))
     wanted = {"add": 2 * product.sum(1), "maximum": product.max(1), "minimum": product.min(1)}[reduce][:, None]
     scale = 2 * np.abs(product).sum(1)[:, None]
@@ -143,7 +143,7 @@ def test_tensor_scalar_reduce(data: Any, shape: Shape, dtype: str, reduce: str, 
 def test_tensor_tensor_scan(data: Any, shape: Shape, dtype: str, reverse: bool, column: bool) -> None:
     a, b = (values(shape, dtype, 1) / 8).astype(values((1,), dtype, 0).dtype), values(shape, dtype, 2)
     start = values((shape[0], 1), "float32", 3)
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, q, s: nisa.tensor_tensor_scan(
             dst=dst, data0=p, data1=q, initial=s if column else 0.5, op0=nl.multiply, op1=nl.subtract,
             reverse1=reverse),
@@ -154,7 +154,7 @@ def test_tensor_tensor_scan(data: Any, shape: Shape, dtype: str, reverse: bool, 
     for i in range(shape[1]):
         product = wide((state * wide(a)[:, i]).astype(np.float32))
         state = wide((wide(b)[:, i] - product if reverse else product - wide(b)[:, i]).astype(np.float32))
-        agree(found[:, i], state, "float32")
+        agree(result[:, i], state, "float32")
 
 
 @covers("tensor_scalar_cumulative")
@@ -164,7 +164,7 @@ def test_tensor_scalar_cumulative(data: Any, shape: Shape, dtype: str, op: str) 
     x, seed = values(shape, dtype, 4), values((shape[0], 1), "float32", 5)
     begins = {nisa.reduce_cmd.load_reduce: seed, nisa.reduce_cmd.reset_reduce: None}
     command = data.draw(st.sampled_from(list(begins)))
-    found = laid_out(
+    result = laid_out(
         lambda dst, p, s: nisa.tensor_scalar_cumulative(
             dst=dst, src=p, op0=nl.multiply, op1=getattr(nl, op), imm0=0.5, reduce_cmd=command,
             imm1=None if begins[command] is None else s),
@@ -174,7 +174,7 @@ def test_tensor_scalar_cumulative(data: Any, shape: Shape, dtype: str, op: str) 
     state = np.full(shape[0], start) if begins[command] is None else wide(seed)[:, 0]
     for i in range(shape[1]):
         state = wide(ARITHMETIC[op](0.5 * wide(x)[:, i], state).astype(np.float32))
-        agree(found[:, i], state, "float32")
+        agree(result[:, i], state, "float32")
 
 
 @covers("reciprocal")
@@ -182,6 +182,6 @@ def test_tensor_scalar_cumulative(data: Any, shape: Shape, dtype: str, op: str) 
 @given(st.data(), SHAPES, st.sampled_from(FLOATS), st.sampled_from(FLOATS))
 def test_reciprocal(data: Any, shape: Shape, dtype: str, out: str) -> None:
     x = values(shape, dtype, 11)
-    found = laid_out(lambda dst, p: nisa.reciprocal(dst=dst, data=p), [(x, data.draw(places(shape)))],
+    result = laid_out(lambda dst, p: nisa.reciprocal(dst=dst, data=p), [(x, data.draw(places(shape)))],
                      [(shape, out, data.draw(places(shape)))])  # fmt: skip
-    agree(found, fp64(lambda v: 1 / v, wide(x)), out, 1)
+    agree(result, fp64(lambda v: 1 / v, wide(x)), out, 1)

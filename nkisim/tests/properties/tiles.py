@@ -1,7 +1,7 @@
 """How property tests lay operands out: tiles that are shifted, stepped, folded, in SBUF or PSUM.
 
-Inputs leave the rest of their storage unwritten, so that an instruction that reads beside its view is caught;
-outputs lie in storage filled with a mark, so that one that writes beside its view is caught.
+Inputs leave the rest of their storage unwritten, so that an instruction that reads outside of its view is caught;
+outputs lie in storage filled with a mark, so that one that writes outside of its view is caught.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import nkisim.isa as nisa
 import nkisim.language as nl
-from nkisim.tests.harness import STORED, on_hbm, out, run
-from nkisim.tests.registry import covers
+from harness import STORED, on_hbm, out, run
+from registry import covers
 
 # what every property test begins with
 __all__ = [
@@ -26,13 +26,13 @@ __all__ = [
 ]  # fmt: skip
 
 PROPERTY = settings(max_examples=25, deadline=None)
-# for tests that run once per operator besides
+# for tests that run once per operator too
 EACH = settings(max_examples=8, deadline=None)
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 Shape = tuple[int, int]
 SHAPES = st.tuples(st.sampled_from([1, 2, 17, 32, 33, 64, 65, 128]), st.integers(1, 24))
-# what an output's storage holds beside the view; every dtype has it
+# what an output's storage holds outside of the view; every dtype has it
 MARK = 7
 
 
@@ -48,7 +48,7 @@ class Place:
     inner: int = 0
     psum: bool = False
 
-    def whole(self, shape: Shape) -> Shape:
+    def full(self, shape: Shape) -> Shape:
         """Return the shape of the storage."""
         return self.start + shape[0], self.before + self.step * (shape[1] - 1) + 1 + self.after
 
@@ -59,7 +59,7 @@ class Place:
 
     def allocate(self, shape: Shape, dtype: str) -> tuple[Any, Any]:
         """Return the storage and the view (inside a kernel)."""
-        storage = nl.ndarray(self.whole(shape), dtype=dtype, buffer=nl.psum if self.psum else nl.sbuf)
+        storage = nl.ndarray(self.full(shape), dtype=dtype, buffer=nl.psum if self.psum else nl.sbuf)
         view = self.take(storage, shape)
         return storage, view.reshape_dim(1, (shape[1] // self.inner, self.inner)) if self.inner else view
 
@@ -81,7 +81,7 @@ def places(draw: Any, shape: Shape, psum: bool = True, folded: bool = True) -> P
 
 
 def values(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
-    """Return seeded numbers: normal floats, integers over the whole range."""
+    """Return seeded numbers: normal floats, integers over the full range."""
     source = np.random.default_rng(seed)
     stored = STORED[dtype]
     if dtype in INTEGERS:
@@ -110,11 +110,11 @@ def rounded(wanted: Any, dtype: str) -> Any:
         return wanted.astype(np.float32).astype(STORED[dtype]).astype(np.float64)
 
 
-def agree(found: Any, wanted: Any, dtype: str, roundings: int = 0, scale: Any = None) -> None:
+def agree(result: Any, wanted: Any, dtype: str, roundings: int = 0, scale: Any = None) -> None:
     """Compare with the fp64 result: equal, or between the roundings of `roundings` fp32 errors of `scale`."""
     wanted = np.asarray(wanted, np.float64)
     error = roundings * 2.0**-24 * np.abs(wanted if scale is None else scale)
-    error, seen = np.where(np.isfinite(error), error, 0), found.astype(np.float64)
+    error, seen = np.where(np.isfinite(error), error, 0), result.astype(np.float64)
     low, high = rounded(wanted - error, dtype), rounded(wanted + error, dtype)
     good = ((low <= seen) & (seen <= high)) | (np.isnan(wanted) & np.isnan(seen))
     assert good.all(), f"{seen[~good][:3]} is not in [{low[~good][:3]}, {high[~good][:3]}]"
@@ -127,7 +127,7 @@ Output = tuple[Shape, str, Place]
 def laid_out(body: Callable[..., None], inputs: Sequence[Input], outputs: Sequence[Output]) -> Any:
     """Call body(*output views, *input views) in a kernel; return the outputs' elements.
 
-    What lies beside an output is checked to be as it was.
+    What lies outside of an output is checked to be as it was.
     """
 
     def kernel(*arrays: Any) -> Any:
@@ -138,12 +138,12 @@ def laid_out(body: Callable[..., None], inputs: Sequence[Input], outputs: Sequen
         body(*(view for _, view in made), *views)
         return tuple(_store(storage) for storage, _ in made)
 
-    found = on_hbm(kernel, [a for a, _ in inputs])
+    result = on_hbm(kernel, [a for a, _ in inputs])
     results = []
-    for storage, (shape, _, place) in zip(found, outputs, strict=True):
+    for storage, (shape, _, place) in zip(result, outputs, strict=True):
         results.append(np.array(place.take(storage, shape)))
         place.take(storage, shape)[...] = MARK
-        assert (storage.astype(np.float32) == MARK).all(), "the instruction wrote beside its view"
+        assert (storage.astype(np.float32) == MARK).all(), "the instruction wrote outside of its view"
     return results[0] if len(results) == 1 else results
 
 

@@ -1,9 +1,10 @@
 """Refusals one by one: a call that breaks one rule, and the same call without the mistake."""
 
-from nkisim.tests.refusals import launch as launch
-from nkisim.tests.refusals import memory as memory
-from nkisim.tests.refusals import ranks as ranks
-from nkisim.tests.refusals import tensor_dma as tensor_dma
-from nkisim.tests.refusals import traced as traced
-from nkisim.tests.refusals import vector as vector
-from nkisim.tests.refusals import views as views
+from refusals import launch as launch
+from refusals import memory as memory
+from refusals import ranks as ranks
+from refusals import tensor_dma as tensor_dma
+from refusals import traced as traced
+from refusals import trn3 as trn3
+from refusals import vector as vector
+from refusals import views as views

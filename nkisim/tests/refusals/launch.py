@@ -10,10 +10,10 @@ import numpy as np
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.geometry import CORE_V3
-from nkisim.tests.harness import out, run, tile
-from nkisim.tests.registry import launch
+from registry import launch
 
 DATA = np.ones((128, 8), np.float32)
 
@@ -45,14 +45,34 @@ def argument_of_no_nki_type(bad: bool) -> Any:
     return run(lambda a: out(nl.load(a)), DATA.astype(np.float64 if bad else np.float16))
 
 
-@launch(errors.NotSimulated)
+@launch(errors.WrongCall)
+def argument_given_twice(bad: bool) -> Any:
+    def kernel() -> Any:
+        x = tile()
+        nisa.tensor_copy(x, **({"dst": x, "src": x} if bad else {"src": x}))
+        return out(x)
+
+    return run(kernel)
+
+
+@launch(errors.BadInput)
+def list_instead_of_a_tensor(bad: bool) -> Any:
+    return run(lambda a: out(nl.load([a] if bad else a)), DATA)
+
+
+@launch(errors.NeedsNewerCore)
+def operator_of_a_newer_core_before_its_shapes(bad: bool) -> Any:
+    return run(lambda a: out((nl.abs_max if bad else nl.maximum)(nl.load(a), nl.load(a[:, 0 : 1 if bad else 8]))), DATA)
+
+
+@launch(errors.WrongArgument)
 def assignment_to_a_slice(bad: bool) -> Any:
     def kernel() -> Any:
         x = tile()
         if bad:
-            x[:, 0:4] = x[:, 4:8]
+            x[:, 0:4] = [1.0, 2.0]
         else:
-            nisa.tensor_copy(dst=x[:, 0:4], src=x[:, 4:8])
+            x[:, 0:4] = x[:, 4:8]
         return out(x)
 
     return run(kernel)

@@ -6,9 +6,9 @@ from typing import Any
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import hbm, out, psum, tile, words
 from nkisim.errors import *
-from nkisim.tests.harness import hbm, out, psum, tile, words
-from nkisim.tests.registry import case, rules
+from registry import case, rules
 
 ENGINE, SBUF_BYTES = nisa.engine, 224 * 1024
 

@@ -7,10 +7,10 @@ from typing import Any
 import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import hbm, psum, tile, words
 from nkisim.core.context import current
 from nkisim.errors import *
-from nkisim.tests.harness import hbm, psum, tile, words
-from nkisim.tests.registry import rules
+from registry import rules
 
 BOTH = ncc.ReplicaGroup([[0, 1]])
 

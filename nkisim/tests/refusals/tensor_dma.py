@@ -6,16 +6,16 @@ from typing import Any
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import bank, hbm, psum, tile, words
 from nkisim.errors import *
-from nkisim.tests.harness import bank, hbm, psum, tile, words
-from nkisim.tests.registry import rules
+from registry import rules
 
 FP8, BF16 = "float8_e4m3", "bfloat16"
 DOUBLE, DGE, OOB, ENGINE = nisa.matmul_perf_mode.double_row, nisa.dge_mode, nisa.oob_mode, nisa.engine
 
 
 def mm(dst: Any = None, a: Any = None, b: Any = None, **more: Any) -> Any:
-    """A product of 128 x 128 tiles, where nothing else is said."""
+    """A product of 128 x 128 tiles, unless arguments replace them."""
     a = tile(columns=128, dtype="bfloat16") if a is None else a
     b = tile(columns=128, dtype="bfloat16") if b is None else b
     return nisa.nc_matmul(bank() if dst is None else dst, a, b, **more)
@@ -34,7 +34,7 @@ def eye(dtype: str = "bfloat16") -> Any:
 
 
 def halves(size: int, dense: bool) -> Any:
-    """An fp8 tile in PSUM, of which a transpose has to leave out every second element."""
+    """An fp8 tile in PSUM; a transpose has to leave out every second element of it."""
     return bank(size, size, FP8) if dense else bank(size, 2 * size, FP8)[:, ::2]
 
 
@@ -144,7 +144,7 @@ rules(
 )
 
 
-def turned(dst: Any = None, src: Any = None, **more: Any) -> Any:
+def transposed(dst: Any = None, src: Any = None, **more: Any) -> Any:
     src = hbm(16, 32, "bfloat16") if src is None else src
     return nisa.dma_transpose(tile(32, 16, "bfloat16") if dst is None else dst, src, **more)
 
@@ -164,7 +164,7 @@ def rows_of_20(last: int) -> Any:
 
 
 def by_hardware(size: int) -> Any:
-    return turned(tile(32, size, BF16), hbm(size, 32, BF16), dge_mode=DGE.hwdge)
+    return transposed(tile(32, size, BF16), hbm(size, 32, BF16), dge_mode=DGE.hwdge)
 
 
 def four_dimensions(inner: int) -> Any:
@@ -177,19 +177,19 @@ def four_dimensions(inner: int) -> Any:
 
 rules(
     "dma_transpose",
-    (WrongArgument, lambda b: turned(axes=(0, 1) if b else (1, 0))),
-    (WrongSpace, lambda b: turned((hbm if b else tile)(32, 16, "bfloat16"))),
-    (WrongDtype, lambda b: turned(tile(32, 16, "float16" if b else "bfloat16"))),
-    (ShapeMismatch, lambda b: turned(tile(16, 32, "bfloat16") if b else None)),
-    (WrongArgument, lambda b: turned(dge_mode=DGE.swdge if b else DGE.hwdge)),
+    (WrongArgument, lambda b: transposed(axes=(0, 1) if b else (1, 0))),
+    (WrongSpace, lambda b: transposed((hbm if b else tile)(32, 16, "bfloat16"))),
+    (WrongDtype, lambda b: transposed(tile(32, 16, "float16" if b else "bfloat16"))),
+    (ShapeMismatch, lambda b: transposed(tile(16, 32, "bfloat16") if b else None)),
+    (WrongArgument, lambda b: transposed(dge_mode=DGE.swdge if b else DGE.hwdge)),
     (ShapeMismatch, lambda b: by_hardware(8 if b else 16)),
-    (WrongArgument, lambda b: turned(src=picked(), dge_mode=DGE.hwdge if b else DGE.swdge)),
-    (WrongArgument, lambda b: turned(oob_mode=OOB.skip if b else OOB.error)),
+    (WrongArgument, lambda b: transposed(src=picked(), dge_mode=DGE.hwdge if b else DGE.swdge)),
+    (WrongArgument, lambda b: transposed(oob_mode=OOB.skip if b else OOB.error)),
     (ShapeMismatch, lambda b: four_dimensions(2 if b else 1)),
-    (ShapeMismatch, lambda b: turned(tile(32, 15 if b else 16, "bfloat16"), picked(15 if b else 16))),
-    (ShapeMismatch, lambda b: turned(src=picked(index=(17 if b else 32, 1, "uint32")))),
-    (WrongDtype, lambda b: turned(src=picked(index=(16, 1, "int32" if b else "uint32")))),
-    (ReportedFault, lambda b: turned(src=rows_of_20(20 if b else 19), oob_mode=OOB.skip)),
+    (ShapeMismatch, lambda b: transposed(tile(32, 15 if b else 16, "bfloat16"), picked(15 if b else 16))),
+    (ShapeMismatch, lambda b: transposed(src=picked(index=(17 if b else 32, 1, "uint32")))),
+    (WrongDtype, lambda b: transposed(src=picked(index=(16, 1, "int32" if b else "uint32")))),
+    (ReportedFault, lambda b: transposed(src=rows_of_20(20 if b else 19), oob_mode=OOB.skip)),
 )
 
 

@@ -13,11 +13,11 @@ import pytest
 import nkisim
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import out, run, tile
 from nkisim import errors
 from nkisim.ranks import simulate_ranks
-from nkisim.tests.harness import out, run, tile
-from nkisim.tests.refusals import memory
-from nkisim.tests.registry import REFUSALS, Refusal
+from refusals import memory
+from registry import REFUSALS, Refusal
 
 PACKAGE = Path(nkisim.__file__).parent
 # where the laws of instructions are; the target's are in test_launch.py, and statement.py has `refuse` itself
@@ -93,23 +93,23 @@ def test_the_mistake_is_refused_by_name_and_its_twin_passes(row: Refusal) -> Non
 @pytest.mark.parametrize("row", [row for row in REFUSALS if row.law is errors.ReportedFault], ids=name_of)
 def test_a_report_warns_once_by_default(row: Refusal) -> None:
     for bad in (False, True):
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as recorded:
             warnings.simplefilter("always")
             broken(row, bad, "warn")
-        reported = [str(w.message) for w in said if w.category is errors.Reported]
+        reported = [str(w.message) for w in recorded if w.category is errors.Reported]
         assert len(reported) == bad
         assert all("ask a device" in text for text in reported)
 
 
 def refusing_lines() -> set[Site]:
     """Return every line of the instructions that refuses: a call of refuse, or a raise."""
-    found = set()
+    result = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             called = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "refuse"
             if called or (isinstance(node, ast.Raise) and node.exc is not None):
-                found.add(site(str(path), node.lineno))  # type: ignore[attr-defined]
-    return {(path, line) for path, line in found if path not in ELSEWHERE}
+                result.add(site(str(path), node.lineno))  # type: ignore[attr-defined]
+    return {(path, line) for path, line in result if path not in ELSEWHERE}
 
 
 @quiet

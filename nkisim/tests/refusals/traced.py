@@ -14,11 +14,11 @@ import nkisim
 import nkisim.collectives as ncc
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import hbm, out, run, tile
 from nkisim.compiler import CompileConfig, SpecializationConfig
 from nkisim.errors import *
-from nkisim.tests.harness import hbm, out, run, tile
-from nkisim.tests.refusals.ranks import BOTH
-from nkisim.tests.registry import launch, rules
+from refusals.ranks import BOTH
+from registry import launch, rules
 
 rules(
     "scalars",
@@ -54,13 +54,13 @@ def grid(place: Any = hbm, **more: Any) -> Any:
 
 
 def alloc(place: Any = None, **more: Any) -> Any:
-    kept: dict[str, Any] = {
+    remaining: dict[str, Any] = {
         "tile_shape": (32, 4),
         "element_shape": (64, 6),
         "buffer": place or nl.sbuf,
         "dtype": nl.float32,
     }
-    return nl.alloc_tiles(**(kept | more))
+    return nl.alloc_tiles(**(remaining | more))
 
 
 def moved(x: Any) -> Any:
@@ -110,8 +110,8 @@ def places(b: bool) -> Any:
 
 def shapes(b: bool) -> Any:
     mine = nl.program_id(0)
-    held = tile(8, 16 if b and mine else 8)
-    return nisa.sendrecv_compute(held, held, 1 - mine, 1 - mine, nl.add)
+    stored = tile(8, 16 if b and mine else 8)
+    return nisa.sendrecv_compute(stored, stored, 1 - mine, 1 - mine, nl.add)
 
 
 rules("two cores", (WrongArgument, exchange), (WrongSpace, places), (ShapeMismatch, shapes), nki="0.7")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import psum, tile, words
 from nkisim.errors import *
-from nkisim.tests.harness import psum, tile, words
-from nkisim.tests.registry import rules
+from registry import rules
 
 CMD, ENGINE = nisa.reduce_cmd, nisa.engine
 

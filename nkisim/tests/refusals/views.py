@@ -6,9 +6,9 @@ from typing import Any
 
 import nkisim.isa as nisa
 import nkisim.language as nl
+from harness import hbm, tile, words
 from nkisim.errors import *
-from nkisim.tests.harness import hbm, tile, words
-from nkisim.tests.registry import rules
+from registry import rules
 
 
 def cube(inner: int = 4) -> Any:
@@ -59,7 +59,7 @@ rules(
     (IllegalView, lambda b: (tile() if b else hbm()).vector_select(0, words(1))),
     (IllegalView, lambda b: two_rows(scalar_offset=register() if b else None)),
     (IllegalView, lambda b: two_rows(indirect_dim=1 if b else 0)),
-    (NeedsNewerCore, lambda b: tile().indirect(0) if b else tile().select(1, 0)),
+    (NotSimulated, lambda b: tile().indirect(0) if b else tile().select(1, 0)),
     (OutOfRange, lambda b: tile().select(2 if b else 1, 0)),
     (IllegalView, lambda b: tile().flatten_dims(0 if b else 1, 1)),
     (IllegalView, lambda b: cube().permute((0, 1, 1) if b else (0, 2, 1))),

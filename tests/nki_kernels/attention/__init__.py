@@ -1,1 +1,1 @@
-"""Verification attention: against its law, its bits, its times, what it refuses."""
+"""Verification and prefill attention."""

@@ -1,4 +1,4 @@
-"""Random operands of verification attention, in a cache (B, G, S, D) and as pools of pages."""
+"""Random operands of attention, as a cache (B, G, S, D) and as pools of pages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nki_kernels.limits import CHUNK, SPARE_PAGES
 from nkisim.policy import using
 
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
-# of check_dropped
+# first positions of the rows of check_dropped
 DROPPED = [100, 127, 1023, 5, -2]
-# 32 rows in calls of these sizes; every size is slow
+# splits of 32 rows into calls; all sizes are slow
 SPLITS = [
     ((1, 2, 7, 16, 6), (31, 1)),
     pytest.param([[n] * (32 // n) + [32 % n] * (32 % n > 0) for n in range(1, 32)], marks=pytest.mark.slow),
@@ -52,7 +52,7 @@ class Inputs:
     positions: Any
 
     def part(self, b: slice, n: slice) -> Inputs:
-        """Some rows of some sequences as a pass of their own."""
+        """Some rows of some sequences as a separate pass."""
         new = self.new[0][b, :, n].copy(), self.new[1][b, :, n].copy()
         cache = self.keys[b].copy(), self.values[b].copy()
         return Inputs(self.q[b, :, n].copy(), new, *cache, self.positions[b, n].copy())
@@ -62,7 +62,7 @@ class Inputs:
         return pooled(self.keys, self.values, seed)
 
     def operands(self, pages: Any = None, limit: Any = None) -> tuple[Any, ...]:
-        """Those of the kernel."""
+        """The operands of the kernel."""
         (keys, values), table = pages or self.pages()
         return self.q, *self.new, keys, values, self.positions, table, limit
 
@@ -72,7 +72,7 @@ class Inputs:
 
 
 def normal(rng: Any, dtype: str, *shape: int, size: float = 1.0) -> Any:
-    """Uniform numbers of a standard deviation, from integers: no function of a library is between seed and bits."""
+    """Uniform numbers of standard deviation `size`, from integers, so that bits depend on no library function."""
     return (rng.integers(-(2**16), 2**16, shape) * (1.7320508 * size / 2**16)).astype(DTYPES[dtype])
 
 
@@ -84,7 +84,7 @@ def as_torch(array: Any) -> torch.Tensor:
 
 
 def draw(dims: Dims, seed: int = 0, first: Any = None) -> Inputs:
-    """Sequences end at different places, the first at the cache's end, unless `first` says where."""
+    """Sequences with rows from `first` on, by default at random places, those of the first one at the cache's end."""
     rng = np.random.default_rng(seed)
     heads = (dims.H, dims.G, dims.G)
     q, k_new, v_new = (normal(rng, dims.dtype, dims.B, count, dims.N, dims.D) for count in heads)
@@ -97,13 +97,13 @@ def draw(dims: Dims, seed: int = 0, first: Any = None) -> Inputs:
 
 
 def exact(x: Inputs, limit: Any = None) -> tuple[Any, tuple[Any, Any]]:
-    """The law's output in fp64, and the cache after the call."""
+    """The law's output in fp64 and the cache after it."""
     q, k_new, v_new, keys, values = (a.astype(np.float64) for a in (x.q, *x.new, x.keys, x.values))
     return law.verify_attention(q, (k_new, v_new), (keys, values), x.positions, limit), (keys, values)
 
 
 def model_attention(x: Inputs, limit: Any = None, attend: Any = ONE_RANK.attention) -> tuple[Any, Any]:
-    """Output and cache of a context's attention, on the same numbers."""
+    """Output and cache of a context's attention for the same operands."""
     pools, table = pooled(x.keys, x.values)
     limit_B1 = None if limit is None else torch.from_numpy(limit)
     meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table), limit_B1)
@@ -119,7 +119,7 @@ def naive(x: Inputs, limit: Any = None) -> Any:
 def pooled(keys: Any, values: Any, seed: int = 1) -> tuple[tuple[Any, Any], Any]:
     """Pools (pages, G, 128, D) of a cache (B, G, S, D), and its block table, in random order.
 
-    Other pages are garbage, but for page 0, with which the table is filled up to whole chunks, and the spare pages.
+    Page 0, which fills the table up to full chunks, and the spare pages are zero; other pages are random.
     """
     (batch, kv_heads, length, dim), rng = values.shape, np.random.default_rng(seed)
     per = -(-length // PAGE)
@@ -141,8 +141,8 @@ def unpooled(pool: Any, table: Any, length: int) -> Any:
     return cache.reshape(*cache.shape[:2], -1, cache.shape[-1])[:, :, :length]
 
 
-def in_turn(shapes: Sequence[Any]) -> list[Any]:
-    """(shape, dtype, cores): each shape, both dtypes and both numbers of cores in turn; the other dtype is slow."""
+def combine(shapes: Sequence[Any]) -> list[Any]:
+    """(shape, dtype, cores) of each shape, alternating dtype and cores; the other dtype and cores are slow."""
     ways = [(shape, ("fp32", "bf16")[n % 2], 1 + n // 2 % 2) for n, shape in enumerate(shapes)]
     others = [(shape, "bf16" if dtype == "fp32" else "fp32", 3 - lnc) for shape, dtype, lnc in ways]
     return [*ways, *(pytest.param(*way, marks=pytest.mark.slow) for way in others)]
@@ -167,7 +167,7 @@ def changed_rows(pools: Any, before: Any) -> list[Any]:
 
 
 def check_splits(x: Any, splits: Any, axis: int) -> None:
-    """Rows of one sequence in one call, and in calls of other sizes: the same bits, the same cache."""
+    """Rows of one sequence in one call and in several calls: the same bits, the same cache."""
     single_pages = x.pages()
     single = x.run(single_pages)
     for split in splits:
@@ -178,28 +178,28 @@ def check_splits(x: Any, splits: Any, axis: int) -> None:
 
 
 def check_dropped(x: Any, pages: Any, lnc: int) -> None:
-    """Rows at page 0, beyond the table, also at exactly S, and at negative positions change spare pages only.
+    """Rows in page 0, beyond the table (also at exactly S) and at negative positions change spare pages only.
 
-    x are five sequences of three rows from DROPPED on, in 1024 positions; the first one's bits stay. The kernel runs
-    under the strict policy.
+    x has five sequences of three rows from DROPPED on, in 1024 positions; the bits of the first one do not change. The
+    kernel runs under the strict policy.
     """
-    (pools, table), right = pages, x.run()
+    (pools, table), expected = pages, x.run()
     before = without_pages(pools, table)
     with using("strict"):
-        assert same(x.run((pools, table), lnc=lnc)[0], right[0])
+        assert same(x.run((pools, table), lnc=lnc)[0], expected[0])
     check_places(pools, before, table)
 
 
 def without_pages(pools: Any, table: Any) -> list[Any]:
-    """A copy of the pools, after the table has lost the pages of some rows from DROPPED on."""
+    """Remove the pages of some rows from DROPPED on from the table; returns a copy of the pools."""
     table[1], table[2, 0] = 0, 0
     return [pool.copy() for pool in pools]
 
 
 def check_places(pools: Any, before: Any, table: Any) -> None:
-    """Of three rows from each of DROPPED on, eight are in their places and the others in spare pages."""
-    changed, kept = changed_rows(pools, before), {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
-    assert changed[:8] == sorted((table[b, p // 128], p % 128) for b, at in kept.items() for p in at)
+    """Of three rows from each of DROPPED on, eight are in their pages and the others in spare pages."""
+    changed, paged = changed_rows(pools, before), {0: [100, 101, 102], 2: [1023], 3: [5, 6, 7], 4: [0]}
+    assert changed[:8] == sorted((table[b, p // 128], p % 128) for b, at in paged.items() for p in at)
     assert set() < {page for page, _ in changed[8:]} <= set(range(len(pools[0]))[-SPARE_PAGES:])
 
 

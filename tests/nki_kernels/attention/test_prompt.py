@@ -1,4 +1,4 @@
-"""Prompt attention: against its law in fp64, and the bits of a row, whatever chunk of a prompt it comes in."""
+"""Prefill attention against its law in fp64, and the bits of a row in chunks of any size and start."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nki_kernels.attention.prompt import prompt_attention
 from nki_kernels.limits import SPARE_PAGES
 from nkisim.policy import using
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import Dims, Inputs, draw, model_attention, pooled, same
+from tests.nki_kernels.attention.inputs import Dims, Inputs, combine, draw, model_attention, pooled, same
 
 
 def draw_prompt(heads: int, kv_heads: int, slots: int, dim: int, dtype: str) -> Inputs:
-    """Queries, keys and values of a whole prompt, whose keys and values are its new ones too."""
+    """Queries, keys and values of a full prompt; its new keys and values are those of the cache."""
     x = draw(Dims(1, heads, kv_heads, slots, slots, dim, dtype), first=[0])
     return replace(x, new=(x.keys, x.values))
 
@@ -35,39 +35,33 @@ def run(x: Inputs, start: int, count: int, slots: int, seed: int = 1, **options:
 
 
 def check(x: Inputs, start: int, count: int, slots: int, far: int = 1, **options: Any) -> None:
-    """At most twice as far from the law as the model's attention of these rows; `far` positions more are too many."""
+    """The error is at most twice that of the model's attention; rows that attend `far` more positions exceed it."""
     chunk, (keys, values) = x.part(slice(1), slice(start, start + count)), (x.keys, x.values)
-    theirs, rows = model_attention(replace(chunk, keys=keys, values=values))[0], chunk.q[0].astype(np.float64)
+    naive, rows = model_attention(replace(chunk, keys=keys, values=values))[0], chunk.q[0].astype(np.float64)
     wide = keys[0].astype(np.float64), values[0].astype(np.float64)
     exact, wrong = (law.prompt_attention(rows, wide, first)[None] for first in (start, start + far))
-    assert is_close(run(x, start, count, slots, **options), theirs, exact)
-    assert not is_close(wrong, theirs, exact)
+    assert is_close(run(x, start, count, slots, **options), naive, exact)
+    assert not is_close(wrong, naive, exact)
 
 
 SHAPES = [((1, 1), 1024, 64, 0, 128), ((6, 3), 1024, 64, 517, 256), ((2, 1), 3072, 128, 2301, 384)]
-WAYS = [(*shape, dtype, lnc) for shape in SHAPES for dtype in ("fp32", "bf16") for lnc in (1, 2)]
 
 
-@pytest.mark.parametrize(
-    ("heads", "slots", "dim", "start", "count", "dtype", "lnc"),
-    [way if n in (1, 6, 8) else pytest.param(*way, marks=pytest.mark.slow) for n, way in enumerate(WAYS)],
-    ids=str,
-)
-def test_as_exact_as_the_model(
-    heads: tuple[int, int], slots: int, dim: int, start: int, count: int, dtype: str, lnc: int
-) -> None:
+@pytest.mark.parametrize(("shape", "dtype", "lnc"), combine(SHAPES), ids=str)
+def test_as_exact_as_the_model(shape: Any, dtype: str, lnc: int) -> None:
+    heads, slots, dim, start, count = shape
     check(draw_prompt(*heads, slots, dim, dtype), start, count, slots, lnc=lnc)
 
 
 @pytest.mark.parametrize("size", [60.0, 1e-3])
 def test_extreme_scores(size: float) -> None:
-    """Large scores need the maximum, tiny ones make all weights equal."""
+    """Large scores need the running max, tiny ones give equal weights."""
     x = draw_prompt(2, 1, 3072, 64, "fp32")
     x.q = (x.q * size).astype(np.float32)
     check(x, 2500, 128, 3072, far=400)
 
 
-# of fp32 a chunk of keys ends at 2048, of bf16 at 4096: both sides of the border
+# chunks of keys end at 2048 for fp32 and at 4096 for bf16: rows on both sides
 @pytest.mark.parametrize(
     ("dtype", "slots", "rows"),
     [
@@ -76,20 +70,20 @@ def test_extreme_scores(size: float) -> None:
     ],
 )
 def test_bits_of_every_chunk_and_start(dtype: str, slots: int, rows: int) -> None:
-    """Rows in chunks of several sizes, at starts that are multiples of 128 or not, on one core and on two."""
+    """Chunks of several sizes, at starts that are multiples of 128 or not, on one core and on two."""
     x = draw_prompt(1, 1, slots, 64, dtype)
     last = slots - rows
-    whole = {start: run(x, start, rows, slots) for start in (0, last)}
+    full = {start: run(x, start, rows, slots) for start in (0, last)}
     for start, count, lnc in ((last, rows // 4, 1), (last + 37, 256, 1), (last + 600, 128, 1), (slots - 384, 384, 2)):
         part = run(x, start, count, slots, lnc=lnc)
-        assert same(part, whole[last][:, :, start - last : start - last + count].copy()), f"C={count} start={start}"
+        assert same(part, full[last][:, :, start - last : start - last + count].copy()), f"C={count} start={start}"
     # shorter caches, whose last chunk is narrower
     for start, count, short in ((0, 128, 1024), (rows // 2 + 1, 256, 2048)):
-        assert same(run(x, start, count, short), whole[0][:, :, start : start + count].copy()), f"S={short}"
+        assert same(run(x, start, count, short), full[0][:, :, start : start + count].copy()), f"S={short}"
 
 
 def test_bits_of_neighbours() -> None:
-    """Other rows' queries, keys and values after a row, and the order of pages, do not affect it; its own do."""
+    """Queries, keys and values of later rows and the order of pages do not change a row; earlier values do."""
     x = draw_prompt(2, 1, 1024, 64, "bf16")
     before = run(x, 600, 128, 1024)
     x.q[:, :, 601:], x.keys[:, :, 601:], x.values[:, :, 601:] = 3, 1e30, -1e30
@@ -102,7 +96,7 @@ def test_bits_of_neighbours() -> None:
 
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_rows_that_are_appended(lnc: int) -> None:
-    """Rows of a prompt in their pages, from within one on; those beyond the table or in page 0 in spare pages."""
+    """Rows go to their pages, those beyond the table or in page 0 to spare pages."""
     x, start, count = draw_prompt(6, 3, 1024, 64, "bf16"), 413, 640
     pools, table = pooled(x.keys, x.values)
     table[0, 5] = 0

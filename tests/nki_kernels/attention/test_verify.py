@@ -1,7 +1,4 @@
-"""Verification attention against its law in fp64 and the model: causal rows and block drafts; the bits of a row.
-
-A row's bits are the same for every N, index, neighbour, order of pages, number of cores and split into calls.
-"""
+"""Verification attention against its law in fp64 and the model: causal rows, block drafts, and the bits of a row."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ from tests.nki_kernels.attention.inputs import (
     without_pages,
 )
 
-# odd first; two chunks, packs within a sequence, new rows in three scatters and in scatters that begin within one
+# odd first; two chunks, packs within a sequence, three scatters of new rows, scatters that begin within a sequence
 SHAPES = [
     Dims(3, 2, 1, 3, 257, 128), Dims(3, 6, 3, 5, 515, 64), Dims(1, 1, 1, 1, 5, 64), Dims(5, 2, 1, 7, 513, 128, "bf16"),
     Dims(2, 16, 2, 8, 1030, 64, "bf16"), Dims(2, 4, 1, 32, 129, 128, "bf16"), Dims(2, 2, 1, 3, 2305, 64),
@@ -60,7 +57,7 @@ WAYS = [
 
 
 def check(x: Inputs, dims: Dims, lnc: int, limit: Any = None) -> None:
-    """Output and cache: at most twice as far from the law as the model; no other page is written."""
+    """The error is at most twice the model's, the cache is the law's, and no other page is written."""
     pools, table = pages = pooled(x.keys, x.values)
     before = others(pools, table)
     out = x.run(pages, limit, lnc=lnc)
@@ -77,10 +74,10 @@ def test_as_exact_as_the_model(dims: Dims, lnc: int) -> None:
     check(draw(dims), dims, lnc)
 
 
-# positions of the limit from the block's last row: all of its rows, some of them, none of them, garbage after them
+# the limit minus the position of the block's last row: rows attend all of the block, a part, nothing, more
 @pytest.mark.parametrize("beyond", [0, -2, -40, 3])
 @pytest.mark.parametrize("dims", [Dims(3, 4, 2, 6, 700, 64), Dims(5, 2, 1, 8, 1045, 128, "bf16")], ids=str)
-def test_rows_of_a_block_see_its_limit(dims: Dims, beyond: int) -> None:
+def test_rows_of_a_block_attend_up_to_its_limit(dims: Dims, beyond: int) -> None:
     x = draw(dims, first=[dims.S - dims.N - 3, 1020, 509, 60, 200][: dims.B] if dims.S > 1024 else [600, 40, 509])
     limit = x.positions[:, -1:] + np.int32(beyond)
     check(x, dims, 1 + (beyond < 0), limit)
@@ -89,7 +86,7 @@ def test_rows_of_a_block_see_its_limit(dims: Dims, beyond: int) -> None:
 
 @pytest.mark.parametrize("size", [60.0, 1e-3])
 def test_extreme_scores(size: float) -> None:
-    """Large scores need the maximum, tiny ones make all weights equal."""
+    """Large scores need the running max, tiny ones give equal weights."""
     x = draw(Dims(4, 4, 1, 8, 1100, 64))
     x.q = (x.q * size).astype(np.float32)
     assert is_close(x.run(), naive(x), exact(x)[0])
@@ -111,8 +108,8 @@ def test_rows_without_a_page_change_spare_pages_only_in_hlo() -> None:
 
 
 @pytest.mark.parametrize("beyond", [None, 0, -2])
-def test_the_model_s_attention_with_both_backings(beyond: int | None) -> None:
-    """The reference and the kernel as a context has it, causal and with limits other than the last row's position."""
+def test_the_model_s_attention_with_both_contexts(beyond: int | None) -> None:
+    """The reference and the kernel through a context, causal and with limits."""
     x = draw(Dims(3, 4, 2, 5, 256, 64), first=[0, 130, 251])
     limit = None if beyond is None else x.positions[:, -1:] + np.int32(beyond)
     (out, cache), (expected, written) = model_attention(x, limit, NkiContext(launch=serve).attention), exact(x, limit)
@@ -121,7 +118,7 @@ def test_the_model_s_attention_with_both_backings(beyond: int | None) -> None:
         assert all(np.array_equal(*pair) for pair in zip(after, written, strict=True))
 
 
-def test_sizes_that_no_launch_takes() -> None:
+def test_sizes_beyond_a_launch() -> None:
     assert not attention_limit_error(64, 128, 32768, POOL_ROWS - 1)
     assert "raise tp or lower k" in attention_limit_error(1, 129, 128, 1)
     assert "lower the batch or max-len" in attention_limit_error(1 + TABLE_ENTRIES // 8, 1, 1000, 1)
@@ -134,7 +131,7 @@ def test_sizes_that_no_launch_takes() -> None:
 DIMS = Dims(1, 2, 1, 32, 1100, 64)
 
 
-# rows within a chunk, and over the border of two
+# rows within a chunk, and in two chunks
 @pytest.mark.parametrize("splits", SPLITS, ids=len)
 @pytest.mark.parametrize(("first", "dtype"), [(500, "bf16"), (1000, "fp32")])
 def test_every_n_and_split(first: int, dtype: str, splits: Any) -> None:
@@ -142,21 +139,21 @@ def test_every_n_and_split(first: int, dtype: str, splits: Any) -> None:
 
 
 def test_a_block_draft_s_rows() -> None:
-    """With a limit, a row's bits depend on the keys up to it: not on its own position, N or the number of cores."""
+    """With a limit, a row's bits depend on the keys up to it, not on its position, N or the number of cores."""
     x = draw(DIMS._replace(N=8, dtype="bf16"), first=[1020])
     pages, limit = pooled(x.keys, x.values), x.positions[:, -1:]
-    whole = x.run(pages, limit)
+    full = x.run(pages, limit)
     for split in ((1, 3, 4), (7, 1)):
         parts = [x.part(slice(1), rows).run(pages, limit) for rows in slices(split)]
-        assert same(np.concatenate(parts, 2), whole)
-    assert same(x.run(limit=limit, lnc=2), whole)
+        assert same(np.concatenate(parts, 2), full)
+    assert same(x.run(limit=limit, lnc=2), full)
     last = slice(7, 8)
-    assert same(x.run()[:, :, last].copy(), whole[:, :, last].copy())
+    assert same(x.run()[:, :, last].copy(), full[:, :, last].copy())
 
 
 @pytest.mark.parametrize(("heads", "dtype"), [((2, 1), "bf16"), ((6, 3), "fp32"), ((16, 1), "bf16")])
 def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -> None:
-    """A sequence alone, and at any place of a batch of 3, on one core and on two."""
+    """A single sequence, and the same one in a batch of 3, on one core and on two."""
     x = draw(Dims(3, *heads, 4, 700, 64, dtype), first=[650, 0, 511])
     together = [x.run(), x.run(lnc=2)]
     for b in range(3):
@@ -165,30 +162,21 @@ def test_neighbours_and_place_in_the_batch(heads: tuple[int, int], dtype: str) -
 
 
 def test_length_and_pages() -> None:
-    """Longer tables and another order of pages do not affect the bits; keys and values that a row sees do."""
+    """Longer tables and another order of pages do not change the bits; attended keys and values do."""
     x = draw(Dims(2, 4, 2, 3, 3072, 64, "bf16"), first=[1020, 3])
-    whole = x.run()
-    assert same(x.run(pooled(x.keys[:, :, :2048], x.values[:, :, :2048], seed=2)), whole)
+    full = x.run()
+    assert same(x.run(pooled(x.keys[:, :, :2048], x.values[:, :, :2048], seed=2)), full)
     (pools, table), (other, _) = pooled(x.keys, x.values), pooled(x.keys, x.values)
-    assert not same(x.run((pools, table[::-1].copy())), whole)
-    assert not same(x.run((other[::-1], table)), whole)
+    assert not same(x.run((pools, table[::-1].copy())), full)
+    assert not same(x.run((other[::-1], table)), full)
     x.values[0, :, 640] *= 2
-    assert [same(*pair) for pair in zip(x.run(), whole, strict=True)] == [False, True]
+    assert [same(*pair) for pair in zip(x.run(), full, strict=True)] == [False, True]
 
 
-DOCS = Path(__file__).resolve().parents[3] / "docs" / "kernels.md"
-# (lag, place in the iteration, name) of each stage in the order in which a chunk passes them
-TABLE = sorted((lag, place + 1, stage.__name__) for place, (lag, stage) in enumerate(STAGES))
-
-
-def chart() -> str:
-    """A chunk's way: its stages down, the iterations across, the place within an iteration as the mark."""
+def test_the_chart_of_stages() -> None:
+    """docs/kernels.md has a line for each stage: its lag is the column, its place within an iteration the number."""
     lags = range(-PREFETCH_DISTANCE, DRAIN + 1)
-    lines = [f"{'iteration':<14}" + "".join(f"{lag:>+4}" if lag else "   0" for lag in lags)]
-    lines += [f"{name:<14}" + " " * 4 * (lag + PREFETCH_DISTANCE) + f"{place:>4}" for lag, place, name in TABLE]
-    return "\n".join(lines)
-
-
-def test_the_table_of_stages() -> None:
-    """The chart of the docs follows from the table."""
-    assert chart() in DOCS.read_text(encoding="utf-8")
+    stages = sorted((lag, place + 1, stage.__name__) for place, (lag, stage) in enumerate(STAGES))
+    chart = [f"{'iteration':<14}" + "".join(f"{lag:>+4}" if lag else "   0" for lag in lags)]
+    chart += [f"{name:<14}" + " " * 4 * (lag + PREFETCH_DISTANCE) + f"{place:>4}" for lag, place, name in stages]
+    assert "\n".join(chart) in Path("docs/kernels.md").read_text(encoding="utf-8")

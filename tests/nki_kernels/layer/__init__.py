@@ -1,1 +1,1 @@
-"""The halves of a decoder layer: against their laws, their bits, what they refuse."""
+"""The fused decoder layer and prefill's products."""

@@ -1,4 +1,4 @@
-"""Random operands of the fused decode kernels in a checkpoint's layouts, and the textbook in the same dtype."""
+"""Random operands of the fused decode kernels in a checkpoint's layouts, and the model in the same dtype."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nki_kernels.layer.pack_weights import pack, pack_gate_up, pack_out, pack_qk
 from tests.nki_kernels.attention.inputs import DTYPES, as_torch, normal, pooled, unpooled
 
 DIM = 128
-# its head dim, theta and eps
+# for its head dim, theta and eps
 CONFIG = PRESETS["Qwen/Qwen3-0.6B"]
 
 
@@ -49,7 +49,7 @@ class MLP(NamedTuple):
 
 
 def draw_mlp(rows: int, hidden: int, inner: int, dtype: str) -> MLP:
-    """Rows of size 3, weights that keep sizes near one."""
+    """Rows of size 3, weights for which results have sizes near one."""
     rng = np.random.default_rng(rows + hidden + inner)
     gate, up = (normal(rng, dtype, inner, hidden, size=hidden**-0.5) for _ in range(2))
     gamma = (1 + normal(rng, "fp32", hidden, size=0.2)).astype(gate.dtype)
@@ -57,7 +57,7 @@ def draw_mlp(rows: int, hidden: int, inner: int, dtype: str) -> MLP:
 
 
 def naive_mlp(m: MLP) -> Any:
-    """The model's norm and MLP on the same numbers."""
+    """The model's norm and MLP for the same operands."""
     half = TorchMLP(replace(CONFIG, hidden_size=m.x.shape[1], intermediate_size=len(m.gate)), ONE_RANK)
     with torch.no_grad():
         for layer, weight in ((half.gate_proj, m.gate), (half.up_proj, m.up), (half.down_proj, m.down)):
@@ -66,7 +66,7 @@ def naive_mlp(m: MLP) -> Any:
 
 
 class AttentionDims(NamedTuple):
-    """B sequences of N rows, E hidden, H query and G kv heads, S slots."""
+    """B sequences of N rows, E hidden, H query and G kv heads, S positions."""
 
     B: int
     N: int
@@ -107,13 +107,13 @@ class Attention:
         return decode_attention(*self.operands(pages), **options).reshape(self.x.shape)
 
     def part(self, b: Any, n: slice = slice(None)) -> Attention:
-        """Some rows of some sequences as a pass of their own."""
+        """Some rows of some sequences as a separate pass."""
         parts = (self.keys[b].copy(), self.values[b].copy(), self.positions[b][:, n].copy())
         return Attention(self.x[b][:, n].copy(), self.norms, self.weights, *parts)
 
 
 def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention:
-    """Sequences end at different places, the first at the cache's end, unless `first` says where."""
+    """Sequences with rows from `first` on, by default at random places, those of the first one at the cache's end."""
     rng = np.random.default_rng(d.E + d.S)
 
     def weight(out: int, depth: int) -> Any:
@@ -130,7 +130,7 @@ def draw_attention(d: AttentionDims, dtype: str, first: Any = None) -> Attention
 
 
 def exact_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
-    """The law in fp64 with angles in fp64: out, and the cache (B, G, S, D) after it."""
+    """The law with angles in fp64: out, and the cache (B, G, S, D) after it."""
     angles = a.positions[..., None] * 1e6 ** (-np.arange(DIM // 2) * 2 / DIM)
     cache = a.keys.astype(np.float64), a.values.astype(np.float64)
     norms, weights = tuple(as_fp64(*a.norms)), tuple(as_fp64(*a.weights))
@@ -146,7 +146,7 @@ def _norm(x: torch.Tensor, weight: Any) -> torch.Tensor:
 
 
 def naive_attention(a: Attention) -> tuple[Any, tuple[Any, Any]]:
-    """The model's norms, rotation and attention on the same numbers: out, and the cache (B, G, S, D)."""
+    """The model's norms, rotation and attention for the same operands: out, and the cache (B, G, S, D)."""
     (keys, values), table = a.pages()
     positions = torch.from_numpy(a.positions)
     meta = AttentionMetadata(positions, torch.from_numpy(table))

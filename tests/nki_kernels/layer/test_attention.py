@@ -7,44 +7,43 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nki_kernels.layer import core_split
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import (
     DROPPED,
     SPLITS,
     check_dropped,
     check_splits,
-    in_turn,
+    combine,
     others,
     same,
     unpooled,
 )
 from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, exact_attention, naive_attention
 
-# odd first; then the heads of the drafts and the target on a rank of TP 4, 8 and 32; a block of one head
+# odd first; then the heads of drafts and target on a rank of TP 4, 8 and 32; a block of one head
 SHAPES = [
     AttentionDims(*dims)
     for dims in ((3, 5, 384, 3, 1, 301), (1, 1, 256, 2, 1, 96), (2, 3, 256, 4, 2, 700), (4, 1, 256, 1, 1, 256),
                  (4, 8, 256, 2, 1, 1100), (1, 7, 256, 16, 2, 200), (3, 11, 4096, 2, 1, 150), (2, 3, 256, 3, 3, 96))
 ]  # fmt: skip
-# 128 rows; one key waits with 126 columns when a block of four heads comes
+# 128 rows; one k head with 126 columns precedes a block of four heads
 LARGE = [AttentionDims(8, 16, 256, 2, 2, 130), AttentionDims(9, 14, 256, 18, 3, 60)]
-WAYS = [*in_turn(SHAPES), *(pytest.param(dims, "bf16", 1 + n, marks=pytest.mark.slow) for n, dims in enumerate(LARGE))]
+WAYS = [*combine(SHAPES), *(pytest.param(dims, "bf16", 1 + n, marks=pytest.mark.slow) for n, dims in enumerate(LARGE))]
 
 
 @pytest.mark.parametrize(("dims", "dtype", "lnc"), WAYS, ids=str)
 def test_law_and_model(dims: AttentionDims, dtype: str, lnc: int) -> None:
-    """Output and caches: at most twice as far from the law as the model's attention in the same dtype."""
+    """The errors of output and caches are at most twice those of the model's attention in the same dtype."""
     a = draw_attention(dims, dtype)
     pools, table = pages = a.pages()
     before = others(pools, table)
     out = a.run(pages, lnc=lnc)
     exact, written = exact_attention(a)
-    naive, theirs = naive_attention(a)
+    naive, naive_cache = naive_attention(a)
     # two ulps for the row's 1 / rms, which is one number
     assert is_close(out, naive, exact, ulps=2)
-    for pool, cache, right in zip(pools, theirs, written, strict=True):
-        assert is_close(unpooled(pool, table, dims.S), cache, right, ulps=2)
+    for pool, cache, expected in zip(pools, naive_cache, written, strict=True):
+        assert is_close(unpooled(pool, table, dims.S), cache, expected, ulps=2)
     assert all(map(same, others(pools, table), before))
 
 
@@ -56,40 +55,21 @@ def test_the_bits_of_rows_1_to_32(dtype: str, splits: Any) -> None:
 
 @pytest.mark.parametrize(("dtype", "lnc"), [("fp32", 2), ("bf16", 1)])
 def test_neighbours_and_cores_do_not_affect_bits(dtype: str, lnc: int) -> None:
-    """Sequences alone, in a batch in another order, and on one or two cores."""
+    """Single sequences, a batch in another order, and one or two cores."""
     a = draw_attention(AttentionDims(9, 1, 256, 2, 1, 130), dtype)
-    whole = a.run()
+    full = a.run()
     for order in (np.random.default_rng(0).permutation(9), np.array([5])):
-        assert a.part(order).run(lnc=lnc).tobytes() == whole[order].tobytes()
-
-
-# even numbers of blocks: an odd number of sequences, a core without any, heads of several blocks
-@pytest.mark.parametrize("split", ["both", "heads"])
-@pytest.mark.parametrize(
-    "dims",
-    [AttentionDims(3, 8, 256, 2, 1, 100), AttentionDims(1, 7, 256, 16, 2, 200),
-     pytest.param(SHAPES[6], marks=pytest.mark.slow), pytest.param(LARGE[1], marks=pytest.mark.slow)],
-    ids=str,
-)  # fmt: skip
-def test_cores_that_split_weights(dims: AttentionDims, split: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each core computes half of the heads, and half of the output or its rows': the bits of one core."""
-    a = draw_attention(dims, "bf16")
-    pages = a.pages(), a.pages()
-    right = a.run(pages[0])
-    _, _, _, qkv, out = a.weight_operands()
-    monkeypatch.setattr(core_split, "MIN_BYTES_TO_SPLIT", 0 if split == "both" else (qkv.nbytes + out.nbytes) // 2)
-    assert a.run(pages[1], lnc=2).tobytes() == right.tobytes()
-    assert all(same(x, y) for x, y in zip(pages[0][0], pages[1][0], strict=True))
+        assert a.part(order).run(lnc=lnc).tobytes() == full[order].tobytes()
 
 
 def test_pages_do_not_affect_bits() -> None:
-    """The same cache in two random orders of pages, and with stale keys and values behind a row's own."""
+    """The same cache in two random orders of pages, and with stale keys and values after a row's position."""
     a = draw_attention(AttentionDims(3, 5, 256, 2, 1, 1100), "bf16", first=[3, 1020, 126])
     before = a.run()
     for seed in (2, 3):
         a.keys[0, :, 9:], a.values[0, :, 9:] = 1e30, -1e30
         assert same(a.run(a.pages(seed)), before)
-    # negative control: two pages that are swapped in a table, of which a row sees one and a part of the other
+    # negative control: two pages are swapped in a table; rows attend one of them and a part of the other
     pools, table = a.pages(3)
     table[2, :2] = table[2, 1::-1]
     assert [same(x, y) for x, y in zip(a.run((pools, table)), before, strict=True)] == [True, True, False]

@@ -20,7 +20,9 @@ from tests.nki_kernels.layer.inputs import AttentionDims, draw_attention, draw_m
 INNER = 224
 # odd first; two kv heads and more rows than are DMA-transposed; one sequence; long rows, which are split in four
 ODD, WIDE = AttentionDims(3, 5, 384, 3, 1, 301), AttentionDims(3, 6, 256, 4, 2, 200)
-ALONE, LONG = AttentionDims(1, 2, 256, 2, 1, 96), AttentionDims(3, 11, 4096, 2, 1, 150)
+SINGLE, LONG = AttentionDims(1, 2, 256, 2, 1, 96), AttentionDims(3, 11, 4096, 2, 1, 150)
+# heads in several blocks of QKV
+BLOCKS = AttentionDims(1, 7, 256, 16, 2, 200)
 # six chunks of keys: in fp32 four of them are prefetched before the layer; three chunks
 FAR, NEAR = AttentionDims(2, 3, 256, 2, 1, 5200), AttentionDims(1, 3, 256, 2, 1, 2100)
 
@@ -34,7 +36,7 @@ class Model:
     places: tuple[Any, ...]
 
     def arguments(self, groups: Any = None) -> tuple[Any, ...]:
-        """Those of the kernel."""
+        """The operands of the kernel."""
         return self.x, tuple(self.layers), *self.places, groups
 
     def pools(self) -> bytes:
@@ -54,7 +56,7 @@ def draw(d: AttentionDims, dtype: str, count: int, rank: int = 0) -> Model:
 
 
 def over_ranks(parts: list[Any]) -> Any:
-    """The ranks' parts as a collective adds them: in fp32, in the order of the ranks, rounded once."""
+    """The all-reduce of the ranks' parts: in fp32, in the order of the ranks, rounded once."""
     total = parts[0].astype(np.float32)
     for part in parts[1:]:
         total = total + part.astype(np.float32)
@@ -62,7 +64,7 @@ def over_ranks(parts: list[Any]) -> Any:
 
 
 def by_halves(ranks: list[Model]) -> Any:
-    """The same layers by the half-layer kernels, with sums over ranks and residuals as a graph has them."""
+    """The same layers by the half-layer kernels, with all-reduces and residuals as in a graph."""
     x, (cos, sin, *where) = ranks[0].x, ranks[0].places
     for layer in range(len(ranks[0].layers)):
         of_ranks = [model.layers[layer] for model in ranks]
@@ -74,8 +76,9 @@ def by_halves(ranks: list[Model]) -> Any:
 
 
 WAYS = [(ODD, "bf16", 2, 1, "none"), (ODD, "fp32", 1, 2, "heads"), (WIDE, "bf16", 2, 2, "all"),
-        (ALONE, "bf16", 2, 2, "heads"), (NEAR, "fp32", 2, 1, "all")]  # fmt: skip
-SLOW = [(ODD, "bf16", 4, 1), (WIDE, "fp32", 1, 1), (ALONE, "bf16", 4, 2), (LONG, "bf16", 2, 2), (FAR, "fp32", 2, 1)]
+        (SINGLE, "bf16", 2, 2, "heads"), (NEAR, "fp32", 2, 1, "all"), (BLOCKS, "bf16", 1, 2, "heads"),
+        (BLOCKS, "bf16", 1, 2, "all")]  # fmt: skip
+SLOW = [(ODD, "bf16", 4, 1), (WIDE, "fp32", 1, 1), (SINGLE, "bf16", 4, 2), (LONG, "bf16", 2, 2), (FAR, "fp32", 2, 1)]
 SWEEP = [pytest.param(*way, split, marks=pytest.mark.slow) for way in SLOW for split in ("none", "heads", "all")]
 
 
@@ -83,36 +86,36 @@ SWEEP = [pytest.param(*way, split, marks=pytest.mark.slow) for way in SLOW for s
 def test_the_bits_of_the_halves(
     dims: AttentionDims, dtype: str, count: int, lnc: int, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two cores read small weights twice, or split them; of one sequence a core may compute heads only."""
-    right, model = draw(dims, dtype, count), draw(dims, dtype, count)
+    """Two cores replicate weights or split them; with one sequence a core may compute heads only."""
+    halves, model = draw(dims, dtype, count), draw(dims, dtype, count)
     if split != "none":
-        # all chunks' keys that fit, whatever the MLP's weights
+        # prefetch all keys that fit, whatever the MLP's weights
         monkeypatch.setattr(decode_layers, "KEYS_SHARE", 0.01)
         qkv, out = (tensor.nbytes for tensor in model.layers[0][3:5])
         monkeypatch.setattr(core_split, "MIN_BYTES_TO_SPLIT", 0 if split == "all" else (qkv + out) // 2)
         monkeypatch.setattr(mlp, "MIN_BYTES_TO_SPLIT", 0)
     out = decode_layers.decode_layers(*model.arguments(), lnc=lnc)
-    assert out.tobytes() == by_halves([right]).tobytes()
-    assert model.pools() == right.pools()
+    assert out.tobytes() == by_halves([halves]).tobytes()
+    assert model.pools() == halves.pools()
 
 
 @pytest.mark.parametrize(
     ("world", "lnc"), [(2, 2), *(pytest.param(*way, marks=pytest.mark.slow) for way in ((2, 1), (4, 2)))]
 )
 def test_sums_over_ranks(world: int, lnc: int) -> None:
-    right, models = ([draw(ALONE, "bf16", 2, rank) for rank in range(world)] for _ in range(2))
+    halves, models = ([draw(SINGLE, "bf16", 2, rank) for rank in range(world)] for _ in range(2))
     groups = (tuple(range(world)),)
     outs = simulate_ranks(decode_layers_kernel[lnc], world)([m.arguments(groups) for m in models])
-    expected = by_halves(right)
+    expected = by_halves(halves)
     assert all(out.tobytes() == expected.tobytes() for out in outs)
-    assert [m.pools() for m in models] == [m.pools() for m in right]
+    assert [m.pools() for m in models] == [m.pools() for m in halves]
     # negative control: without one rank's part
-    assert by_halves(right[1:]).tobytes() != expected.tobytes()
+    assert by_halves(halves[1:]).tobytes() != expected.tobytes()
 
 
 @pytest.mark.parametrize("half", ["mlp", "attention"])
 def test_weights_in_another_order_than_their_use_are_refused(half: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two weights of one shape, swapped in the stream: a wrong number without the names."""
+    """Two weights of one shape, swapped in the stream: only their names differ."""
     cls = {"mlp": mlp.MLPHalf, "attention": decode_layers.LayerOperands}[half]
     tiles = cls.tiles
 
@@ -123,11 +126,11 @@ def test_weights_in_another_order_than_their_use_are_refused(half: str, monkeypa
 
     monkeypatch.setattr(cls, "tiles", swapped)
     with pytest.raises(AssertionError, match=r"the next tile is of (down|out) 0, not of (gate_up|qkv) 0"):
-        decode_layers.decode_layers(*draw(ALONE, "fp32", 1).arguments())
+        decode_layers.decode_layers(*draw(SINGLE, "fp32", 1).arguments())
 
 
-def test_exchanges_that_may_be_outstanding_have_pipes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads, attention's output and the MLP's blocks, which alternate in a launch of several layers."""
+def test_exchanges_that_may_be_outstanding_have_different_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads, attention output and MLP blocks alternate in a launch of several layers."""
     for module in (core_split, mlp):
         monkeypatch.setattr(module, "MIN_BYTES_TO_SPLIT", 0)
     pipes, sendrecv = set[int](), core_split.nisa.sendrecv
@@ -137,6 +140,6 @@ def test_exchanges_that_may_be_outstanding_have_pipes_of_their_own(monkeypatch: 
         sendrecv(**operands)
 
     monkeypatch.setattr(core_split.nisa, "sendrecv", noted)
-    decode_layers.decode_layers(*draw(ALONE, "bf16", 2).arguments(), lnc=2)
+    decode_layers.decode_layers(*draw(SINGLE, "bf16", 2).arguments(), lnc=2)
     assert pipes == {core_split.HEADS_PIPE, core_split.ATTENDED_PIPE, core_split.MLP_PIPE}
     assert len(pipes) == 3

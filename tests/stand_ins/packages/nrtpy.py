@@ -23,7 +23,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from model.graph_spec import TensorSpec
-from model.nki.launches import TARGET, from_text
+from model.nki.launches import CUSTOM_CALL_TARGET, from_text
 from nki_kernels.probes import sum_over_ranks_kernel
 from nkisim.ranks import simulate_ranks
 from trnspec.bundle import hlo
@@ -134,7 +134,8 @@ class NrtpyModel:
         devices = jax.devices("cpu")[:world] if world > 1 else jax.local_devices(backend="cpu")[:1]
         self._device = jax.local_devices(backend="cpu")[0]
         self._sharding = NamedSharding(Mesh(np.array(devices), ("rank",)), PartitionSpec("rank"))
-        launches = [from_text(i.backend_config.decode())[0] for i in entry if i.custom_call_target == TARGET]
+        calls = [i for i in entry if i.custom_call_target == CUSTOM_CALL_TARGET]
+        launches = [from_text(i.backend_config.decode())[0] for i in calls]
         self._launch = launches[0] if launches else None
         if not launches:
             with module_of(content[end:]) as module:

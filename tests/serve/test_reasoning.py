@@ -1,0 +1,146 @@
+"""Thinking, then a grammar: with vLLM's scheduler and manager, ids are those without drafts and the grammar holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.machine import V
+from tests.serve.server import NO_VLLM
+from trnspec.engine.masks import allows, mask_of
+
+pytest.importorskip("vllm", reason=NO_VLLM)
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.structured_output import StructuredOutputManager
+
+from serve.grammar import Grammar
+from serve.platform import BundlePlatform
+from tests.serve import test_grammar, test_vllm
+from tests.serve.test_vllm import Client
+
+__all__ = ["bundle"]
+bundle = test_vllm.bundle
+# ids that end the thinking: one token in 16
+ENDS = range(3, V, 16)
+
+
+# prompts hold it if their template has closed the thinking
+CLOSED = 2
+
+
+class Reasoner:
+    """vLLM's rule of parsers with an id for the end; several ids are ends here."""
+
+    def __init__(self, tokenizer: Any) -> None: ...
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        return CLOSED in input_ids
+
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Sequence[int]) -> bool:
+        return any(token in ENDS for token in delta_ids)
+
+
+class Matcher(test_grammar.Matcher):
+    """Allows some ids after each output."""
+
+    def is_terminated(self) -> bool:
+        return False
+
+    def accept_tokens(self, name: str, ids: list[int]) -> bool:
+        refused = [token for n, token in enumerate(ids) if not allows(allowed([*self.ids, *ids[:n]]), token)]
+        return not refused and super().accept_tokens(name, ids)
+
+    def fill_bitmask(self, words: torch.Tensor, row: int) -> None:
+        words[row] = torch.from_numpy(allowed(self.ids))
+
+
+def allowed(ids: Sequence[int]) -> Any:
+    return mask_of(random.Random(str(list(ids))).sample(range(V), 12), V)
+
+
+def manager(config: Any) -> Any:
+    made: Any = StructuredOutputManager(config)
+    words = SimpleNamespace(allocate_token_bitmask=lambda rows: torch.zeros((rows, V // 32), dtype=torch.int32))
+    made.reasoner_cls, made.backend = Reasoner, words
+    return made
+
+
+def requests(seeds: range) -> Iterator[tuple[list[int], Any]]:
+    for seed in seeds:
+        rng = random.Random(seed)
+        ids = [*([CLOSED] if seed % 8 == 0 else []), *(rng.randrange(4, V) for _ in range(rng.choice((5, 100, 140))))]
+        grammar = StructuredOutputsParams(regex="a")
+        yield ids, SamplingParams(temperature=1.0, seed=seed, max_tokens=60, structured_outputs=grammar)
+
+
+def serve(bundle: Any, seeds: range, **options: Any) -> list[list[list[int]]]:
+    """The ids of each seed's answer, step by step."""
+    config = test_vllm._vllm_config(**options)
+    config.cache_config.num_gpu_blocks_override = config.cache_config.num_gpu_blocks = 9
+    BundlePlatform.check_and_update_config(config)
+    bundle.runner = test_vllm._runner()
+    with pytest.MonkeyPatch.context() as patch:
+        worker = test_vllm._worker(bundle, config, patch)
+        patch.setattr("serve.scheduler.Grammar", Grammar)
+        client = Client(worker, manager(config))
+        for n, (ids, params) in enumerate(requests(seeds)):
+            client.add(str(n), ids, params)
+            grammar: Future[Any] = Future()
+            grammar.set_result(Matcher())
+            client.scheduler.requests[str(n)].structured_output_request.grammar = grammar
+        while client.scheduler.has_requests():
+            client.step()
+    assert all(str(outputs[-1].finish_reason) == "length" for outputs in client.outputs.values())
+    return [[one.new_token_ids for one in client.outputs[str(n)]] for n in range(len(seeds))]
+
+
+def joined(answers: list[list[list[int]]]) -> list[list[int]]:
+    return [[token for step in steps for token in step] for steps in answers]
+
+
+def begin(prompt: list[int], new: list[int]) -> int:
+    """The token at which the grammar begins."""
+    return 0 if CLOSED in prompt else next((n + 1 for n, token in enumerate(new) if token in ENDS), len(new))
+
+
+def thinking_per_step(seeds: range, answers: list[list[list[int]]]) -> float:
+    """The tokens of a step before the grammar begins, without the first one, which is the prefill's."""
+    tokens = steps = 0
+    for (prompt, _), answer, new in zip(requests(seeds), answers, joined(answers), strict=True):
+        end, place = begin(prompt, new), 1
+        for step in answer[1:]:
+            steps += place < end
+            tokens += len(step) * (place < end)
+            place += len(step)
+    return tokens / steps
+
+
+@pytest.mark.parametrize("count", [24, pytest.param(500, marks=pytest.mark.slow)])
+def test_drafts_while_thinking_change_no_id_and_no_id_escapes_the_grammar(
+    bundle: Any, count: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    seeds = range(count)
+    answers = serve(bundle, seeds, k=3)
+    assert joined(answers) == joined(serve(bundle, seeds, speculation=False))
+    for (prompt, _), new in zip(requests(seeds), joined(answers), strict=True):
+        assert all(allows(allowed(new[begin(prompt, new) : n]), new[n]) for n in range(begin(prompt, new), len(new)))
+    # as it was: no draft before the grammar begins
+    free = Grammar._after
+    monkeypatch.setattr(Grammar, "_after", lambda self, ids: free(self, ids) if self.ended else None)
+    monkeypatch.setattr(
+        Grammar, "ended", property(lambda self: self.request.structured_output_request.reasoning_ended), raising=False
+    )
+    slower = serve(bundle, seeds, k=3)
+    assert joined(slower) == joined(answers)
+    before, after = (thinking_per_step(seeds, each) for each in (slower, answers))
+    with capsys.disabled():
+        print(f"\n{count} requests that think: {before:.2f} tokens per step before, {after:.2f} with drafts")
+    assert before == 1.0
+    assert after > 1.6
