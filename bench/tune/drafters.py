@@ -20,7 +20,7 @@ from bench.kernels.layer import BF16, CONFIGS, DFLASH, SLOTS, Shard, mlp_case, p
 from bench.kernels.sampling import FP32
 from bench.tune import passes
 from bench.tune.passes import LNC
-from compile.report import FIGURES, rank_bytes
+from compile.report import CAPACITY, rank_bytes
 from compile.spec import BuildSpec
 from model.logprobs import TOP
 from trnspec.bundle.plan import make_plan
@@ -70,7 +70,7 @@ class Setup:
         """Whether the plan of the build fits a rank's HBM; a draft other than a smaller Qwen3 counts as the 1.7B."""
         kind, size = DRAFTERS[self.drafter]
         draft = f"Qwen/Qwen3-{size if kind == 'chain' else '1.7B'}" if kind != "none" else ""
-        return _rank_bytes(self.tp, self.batch, draft, self.weights) <= FIGURES.capacity * self.lnc / LNC
+        return _rank_bytes(self.tp, self.batch, draft, self.weights) <= CAPACITY * self.lnc / LNC
 
 
 @cache

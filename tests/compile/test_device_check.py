@@ -156,7 +156,7 @@ EACH = [name for name in BY_NAME if _word(name) not in ("bench", "time") or prob
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (_word(n) in SLOW)) for n in EACH])
 def test_a_check_passes_and_a_planted_fault_fails_it(name: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, said = FAULTS[_word(name)]
+    plant, message = FAULTS[_word(name)]
     leave_neff(machine / probes.TIMED[0].replace("/", "-"))
     needed = [need for of in BY_NAME[name].needs for need in (*BY_NAME[of].needs, of)]
     for check in (*needed, name):
@@ -165,7 +165,7 @@ def test_a_check_passes_and_a_planted_fault_fails_it(name: str, machine: Path, m
     plant(monkeypatch, machine)
     outcome = outcome_of(BY_NAME[name], machine)
     assert outcome["state"] == "FAILED"
-    assert said in outcome["saw"]
+    assert message in outcome["saw"]
     assert _word(name) != "kernel" or _launched(name) <= set(LAUNCHED)
 
 
@@ -193,9 +193,9 @@ def test_ranks_that_hang_end_with_their_check_in_time(
 ) -> None:
     monkeypatch.setattr(device_check, "CHECKS", [replace(check, seconds=8) for check in CHECKS])
     monkeypatch.setenv("NRTPY_FAULT", "hang")
-    for name, said in (("compile all-gather", "NEFF bytes"), ("run all-gather", "it was ended, after 8 s")):
+    for name, message in (("compile all-gather", "NEFF bytes"), ("run all-gather", "it was ended, after 8 s")):
         main(["--out", str(machine), "--in-this-process", name])
-        assert said in capsys.readouterr().out
+        assert message in capsys.readouterr().out
     signal.alarm(0)
 
 
