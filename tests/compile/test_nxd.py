@@ -156,7 +156,7 @@ def test_what_nxdi_cannot_run_is_refused_before_anything_is_built(base: Path, ch
 
 
 def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
-    """Loaded by NxDI 0.6's and 0.9's own classes this file had the values of the file that NxDI wrote for these
+    """Loaded by the classes of NxDI 0.6 and 0.9, this file had the values of the file that NxDI wrote for these
     options: every field but paths, and for 0.6 the switch of a sampling kernel."""
     written = json.loads(neuron_config(BuildSpec(k="6", tp=32, batch=4, max_len=1024).bundle))
     draft = written["fused_spec_config"]["draft_config"]

@@ -24,7 +24,7 @@ ALLOWED = ["", "--max-len 40960 --batch 1", '--recipe {"chunks":[128,1024],"bloc
     for sizes in ("8B --tp 1", "8B --tp 2 --dtype fp32", "32B --tp 4")
 )]  # fmt: skip
 REFUSED = {
-    "--k -1": "ks[0] is -1", "--k x": "not a k", "--k 32": "ks[0] is 32", "--tp 3": "power of two",
+    "--k -1": "ks[0] is -1", "--k x": "--k is 'x'; give a number", "--k 32": "ks[0] is 32", "--tp 3": "power of two",
     "--k 0 --draft Qwen/Qwen3-0.6B": "--draft was given", "--tp 128": "tp is 128", "--kernels x": "reference",
     "--drafter x": "one of auto", "--batch 1000000": "4096", "--batch 0": "batch", "--dtype int4": "bf16",
     "--max-len 1000": "use 896 or 1024", "--max-len 65536": "40960", "--target Qwen/Nothing": "Qwen/Nothing",
@@ -38,9 +38,9 @@ REFUSED = {
     "--batch 3000 --max-len 8192": "at most 16384 fit SBUF: lower the batch or max-len, or use --kernels",
     **{f'--recipe {{"chunks":{c}}}': "chunks" for c in ("[32]", "[192]", "[256,128]", "[16384]")},
     "--target Qwen/Qwen3-14B --tp 4 --dtype fp32 --kernels nki":
-        "rows have 5120 numbers of fp32 on a rank, and a prompt's kernels hold 40",
-    "--target Qwen/Qwen3-14B --tp 1 --k 0 --kernels nki": "inner rows have 17408 numbers of bf16",
-    "--target Qwen/Qwen3-32B --tp 1 --k 0 --kernels nki": "rows of heads have 8192 numbers of bf16",
+        "rows have 5120 fp32 numbers on a rank, and kernels for prompts support 40",
+    "--target Qwen/Qwen3-14B --tp 1 --k 0 --kernels nki": "inner rows have 17408 bf16 numbers",
+    "--target Qwen/Qwen3-32B --tp 1 --k 0 --kernels nki": "rows of heads have 8192 bf16 numbers",
     "--tp 4 --k 7 --batch 16 --max-len 32768":
         "weights 16.38, draft 1.02, caches 49.43, code 3.02, rings 7.99, scratch 0.33, fixed 0.14 (code and later:",
 }  # fmt: skip
@@ -178,7 +178,7 @@ def test_a_recipe_is_read_strictly(tmp_path: Path) -> None:
     for text, message in RECIPES.items():
         file.write_text(text, encoding="utf-8")
         refused(lambda: parse(["--recipe", str(file)]), message)
-    refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none cannot be read")
+    refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none is not a file; give an existing one")
 
 
 # a manifest's spec is checked as a build checks its own: draft, changes of the spec and of the draft's configuration

@@ -59,7 +59,7 @@ def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
     assert corrupt_files(bundle) == []
     assert findings(bundle) == []
     doctor([str(bundle.path)])
-    assert " GB: weights 0.00, caches 0.00, code 1.14, rings 2.66, scratch 0.33" in capsys.readouterr().out
+    assert " GB: weights 0.00, draft 0.00, caches 0.00, code 1.14, rings 2.66, scratch 0.33" in capsys.readouterr().out
     called, launches = set[str](), set[bytes]()
     for graph in bundle.graphs:
         names = graph.file, f"{KERNELS_FOLDER}/{graph.key.name}.hlo.pb"

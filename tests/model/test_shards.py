@@ -26,7 +26,7 @@ from model.ops import EAGER
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_logits_processors import some, words
 
-NKI = NkiContext(1, EAGER, simulated.serve)
+NKI = NkiContext(1, EAGER, launch=simulated.serve)
 
 
 def logits_of(rows: int, vocabulary: int) -> Tensor:
@@ -99,7 +99,7 @@ def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int, count: in
     best = all_logprobs.sort(dim=-1, descending=True, stable=True)
     real, of_ids = best.values[:, :TOP].isfinite(), all_logprobs.gather(1, ids_R.long()[:, None])
     parts = [of_rank(ONE_RANK, 0)] if ranks == 1 else []
-    parts += on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, simulated.serve), ops.rank))
+    parts += on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, launch=simulated.serve), ops.rank))
     assert torch.equal(torch.cat([masked for masked, _ in parts[-ranks:]], 1)[:, :count], masked_RV)
     assert all(
         (masked[:, count - first :] == -math.inf).all()
