@@ -59,8 +59,8 @@ def generated(folder: Path, dtype: str, weights: str) -> tuple[list[list[int]], 
     built = bundle(folder / f"{dtype}-{weights}", "chain", K, dtype=dtype, weights=weights, batch=4)
     with LLM(built) as llm:
         outputs = llm.generate([p.text for p in prompts(3)], max_new_tokens=TOKENS)
-    steps = [accepted for output in outputs for accepted in output.accepted]
-    return [output.ids for output in outputs], 1 + sum(steps) / len(steps)
+    steps, accepted = sum(output.steps for output in outputs), sum(sum(output.accepted) for output in outputs)
+    return [output.ids for output in outputs], 1 + accepted / steps
 
 
 def equal_tokens(ids: list[int], right: list[int]) -> int:

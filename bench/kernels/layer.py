@@ -181,12 +181,11 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
         weights, scales = in_dtype(shard, packed(heads, hidden, 1, shard.columns))
         return normal((rows, heads), BF16), *weights, *((0, *scales) if scales else ())
 
-    product = partial(partial, roofline.prompt_product, rows)
-    # rooflines count bf16 weights: the Tensor Engine bounds a chunk
+    product, sizes = partial(partial, roofline.prompt_product, rows), (BF16, shard.weight_itemsize)
     return (
-        Case(name, prompt_mlp_kernel, mlp, partial(roofline.prompt_mlp, rows, hidden, inner, BF16), lnc),
-        Case(f"{name}-qkv", prompt_product_kernel, qkv, product(hidden, width, BF16), lnc),
-        Case(f"{name}-out", prompt_product_kernel, out, product(heads, hidden, BF16), lnc),
+        Case(name, prompt_mlp_kernel, mlp, partial(roofline.prompt_mlp, rows, hidden, inner, *sizes), lnc),
+        Case(f"{name}-qkv", prompt_product_kernel, qkv, product(hidden, width, *sizes), lnc),
+        Case(f"{name}-out", prompt_product_kernel, out, product(heads, hidden, *sizes), lnc),
     )
 
 
@@ -196,7 +195,7 @@ def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
     def arguments() -> tuple[Any, ...]:
         return normal((rows, hidden), BF16), pack_head(normal((ids, hidden), BF16))
 
-    name, cost = f"R{rows}-E{hidden}-V{ids}-head", partial(roofline.prompt_product, rows, hidden, ids, BF16)
+    name, cost = f"R{rows}-E{hidden}-V{ids}-head", partial(roofline.prompt_product, rows, hidden, ids, BF16, BF16)
     return Case(name, prompt_product_kernel, arguments, cost, lnc)
 
 

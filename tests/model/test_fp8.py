@@ -120,8 +120,10 @@ def test_drafts_change_no_token(family: Path) -> None:
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
 def test_a_bundle_s_tokens(kernels: str, tmp_path: Path) -> None:
     """In bf16, with drafts and without: the reference's; kernels run on the simulator."""
+    # blocks of gate and up are K tiles of down
+    sizes = PACKED | {"intermediate_size": 256, "vocab_size": 2048}
     for name, layers in (("target", 2), ("draft", 1)):
-        write_model(tmp_path / name, 1, 0.2, **PACKED, vocab_size=2048, num_hidden_layers=layers)
+        write_model(tmp_path / name, 1, 0.2, **sizes, num_hidden_layers=layers)
     common: dict[str, Any] = {"k": 1, "graphs": "greedy", "dtype": "bf16", "weights": "fp8"}
     requests = [replace(request, max_new_tokens=6) for request in REQUESTS]
 
