@@ -17,7 +17,7 @@ from compile.bundle.staging import staged
 from compile.graph.trace import lower_graphs
 from compile.neuron.files import add_compiled, check_toolchain
 from compile.recipes import TRACED_WITH, trace_code, versions
-from compile.report import FIGURES, hbm_text, plan_as_json, plan_as_text, rank_bytes
+from compile.report import CAPACITY, hbm_text, plan_as_json, plan_as_text, rank_bytes
 from compile.spec import BuildSpec, parse
 from model.cache import KEY_TILE
 from model.errors import UserError, guarded, run_cli
@@ -32,7 +32,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 
 @dataclasses.dataclass(frozen=True)
 class BuildResult:
-    """A bundle's folder, the number of files that this run made and that it reused, and its wall time."""
+    """The folder of a bundle, how many files this build made and reused, and its wall time."""
 
     path: Path
     made: int
@@ -45,22 +45,22 @@ class BuildResult:
 
 
 def commit(digits: int = 7) -> str | None:
-    """This checkout's commit, marked when it has changes; None outside a checkout."""
+    """The commit of this checkout, with -dirty if it has changes; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
-        found = subprocess.run([*command, f"--abbrev={digits}"], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, f"--abbrev={digits}"], capture_output=True, text=True, check=False)
     except OSError:
         return None
-    return found.stdout.strip() or None
+    return done.stdout.strip() or None
 
 
 def build(spec: BuildSpec) -> Path:
-    """Build the bundle of a spec and return its folder; unchanged files are reused. UserError for a bad spec."""
+    """Build a bundle and return its folder. Raises UserError for a spec that cannot be built."""
     return build_and_count(spec).path
 
 
 def build_and_count(spec: BuildSpec, plan: BundlePlan | None = None) -> BuildResult:
-    """The same, with what was made, for a plan of `checked_plan`. A bundle in place is there until the new one is."""
+    """Build a bundle of a plan of `checked_plan`, reusing unchanged files; it replaces an old one at the end."""
     begin, plan = time.perf_counter(), plan or checked_plan(spec)
     checkpoints, files = spec.checkpoints, dict[str, str]()
     with staged(Path(spec.out)) as staging, progress("checking", unit="files") as task:
@@ -107,12 +107,12 @@ def _graph_recipes(plan: BundlePlan) -> dict[str, str]:
 
 
 def checked_plan(spec: BuildSpec) -> BundlePlan:
-    """The plan of a spec; UserError for one that cannot be built, or that a rank has no room for."""
+    """The plan of a spec. Raises UserError if it cannot be built, or does not fit the HBM of a rank."""
     spec.check()
     check_toolchain(spec.recipe.toolchain, spec.bundle)
     plan = make_plan(spec.bundle)
     sizes = rank_bytes(plan)
-    if (excess := sum(sizes.values()) - FIGURES.capacity) > 0:
+    if (excess := sum(sizes.values()) - CAPACITY) > 0:
         blocks = (sizes["caches"] - excess) * plan.spec.pool // sizes["caches"]
         fewer = f"lower --batch or --max-len, or give at most {blocks} blocks by --recipe"
         if blocks < 1 + spec.max_len // KEY_TILE + SPARE_PAGES:
@@ -123,7 +123,7 @@ def checked_plan(spec: BuildSpec) -> BundlePlan:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plan and build with progress on stderr; the last line of stdout is the bundle's path."""
-    # a trace makes millions of small objects that live as long as it: rounds over all of them find nothing
+    # a trace makes millions of small objects and frees none of them, so most garbage collections would free nothing
     gc.set_threshold(50_000, 20, 100)
     spec = parse(arguments)
     plan = checked_plan(spec)
@@ -137,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(sentence, file=sys.stderr)
     built = guarded(lambda: build_and_count(spec, plan), spec.out)
     print(f"{built.made} files made, {built.reused} reused; {built.seconds:.1f} s wall", file=sys.stderr)
-    said = {"bundle": str(built.path), "cost": built.cost()} | plan_as_json(plan)
-    print(json.dumps(said) if spec.json else built.path)
+    result = {"bundle": str(built.path), "cost": built.cost()} | plan_as_json(plan)
+    print(json.dumps(result) if spec.json else built.path)
 
 
 if __name__ == "__main__":

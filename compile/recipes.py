@@ -30,7 +30,7 @@ def cut_code() -> list[Any]:
 
 
 def sources(entries: Iterable[str]) -> dict[str, str]:
-    """Path -> digest of every Python file that the entries name; a folder stands for all that is below it."""
+    """Path -> digest of every Python file that the entries name; a folder names all files below it."""
     files = (file for entry in entries for file in (ROOT / entry, *(ROOT / entry).rglob("*.py")) if file.is_file())
     return {file.relative_to(ROOT).as_posix(): sha256_of(file) for file in files}
 

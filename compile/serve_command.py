@@ -4,13 +4,12 @@ Platform neuron runs its NEFFs by nrtpy, with their NKI kernels; pjrt, a smoke t
 plugin for PJRT.
 """
 
-import argparse
 import json
 import shlex
 import sys
 from pathlib import Path
 
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.nki.launches import LNC
 from trnspec.bundle.opening import Bundle, read_bundle
 
@@ -20,7 +19,7 @@ _VARIABLES = "VLLM_PLUGINS=trnspec HF_HUB_OFFLINE=1"
 
 
 def serve_command(bundle: str | Path, platform: str, port: int = 8000) -> list[str]:
-    """The server's process for a bundle's folder."""
+    """The command line of the server."""
     options = json.dumps({"platform": platform})
     return ["vllm", "serve", str(bundle), "--port", str(port), "--additional-config", options]
 
@@ -40,11 +39,14 @@ def refusals(bundle: Bundle) -> dict[str, str]:
 
 def main(arguments: list[str]) -> None:
     """Print a command for each platform, or why there is none as a comment; with --platform one, or an error."""
-    parser = argparse.ArgumentParser(prog="python -m compile.serve_command", description=__doc__)
-    parser.add_argument("bundle", type=Path, help="folder of the bundle, on the server's machine")
-    parser.add_argument("--platform", choices=PLATFORMS, help="print the command for this platform only")
-    parser.add_argument("--port", type=int, default=8000)
+    does = "Print the vllm serve command of a bundle for each platform, or why it cannot be served there."
+    parser = command_line("compile.serve_command", does, "bundles/demo --platform cpu --port 8080")
+    parser.add_argument("bundle", type=Path, help="folder of the bundle on the server")
+    parser.add_argument("--platform", choices=PLATFORMS, help="print only this platform's command")
+    parser.add_argument("--port", type=int, default=8000, help="the server's port, 1 to 65535 (default: 8000)")
     options = parser.parse_args(arguments)
+    if not 1 <= options.port < 1 << 16:
+        raise UserError(f"--port is {options.port}; give a number from 1 to 65535")
     bundle, chosen = read_bundle(options.bundle), [options.platform] if options.platform else PLATFORMS
     why = refusals(bundle)
     if all(why[platform] for platform in chosen):

@@ -1,6 +1,5 @@
 """The command line of compile.build as one frozen value, checked before anything is paid."""
 
-import argparse
 import dataclasses
 import functools
 import json
@@ -11,11 +10,12 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from compile.neuron.flags import DEFAULT_FLAGS, flags_of
 from compile.tokenizer import check_tokenizers
-from model.config import PRESETS, load_config
+from model.config import PRESETS, load_config, read_file
 from model.drafter import Drafter
 from model.drafters.registry import DRAFTERS, infer_drafter, load_draft
-from model.errors import UserError
-from model.strict import Length, Range, ValidationError, read
+from model.errors import UserError, command_line
+from model.strict import Length, Range, ValidationError, read, shown
+from trnspec.bundle.checkpoint import open_checkpoints, weight_files
 from trnspec.bundle.spec import LAYERS, MAX_LAYERS, BundleSpec, spec_from_json
 
 AUTO = "auto"
@@ -45,37 +45,39 @@ class Recipe:
     compiler_flags: Annotated[dict[str, str], Length(0, 8)] = field(default_factory=dict)
 
 
-def _flag(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _flag(default: Any, help: str, group: str = "build") -> Any:
+    return field(default=default, metadata={"help": help, "group": group})
 
 
 @dataclass(frozen=True)
 class BuildSpec:
     """One build; each field is a flag. A folder that holds weights is built with them, all others without."""
 
-    target: str = _flag("Qwen/Qwen3-32B", "target: a preset's name or a Hugging Face checkpoint folder")
-    draft: str = _flag("Qwen/Qwen3-1.7B", "draft: a preset's name or a Hugging Face checkpoint folder")
-    tp: int = _flag(32, "tensor-parallel ranks")
-    k: str = _flag(AUTO, "drafts per step, 0 to 31, or a set as 0,3,7; 0: none; auto: the drafter's best for the 32B")
-    batch: int = _flag(4, "sequences decoded together")
-    max_len: int = _flag(1024, "longest sequence, prompt and answer together")
+    target: str = _flag("Qwen/Qwen3-32B", "a preset's name or a Hugging Face checkpoint folder", "models")
+    draft: str = _flag("Qwen/Qwen3-1.7B", "a preset's name or a Hugging Face checkpoint folder", "models")
+    drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}; auto: by the draft's config.json, none with k 0", "models")
+    k: str = _flag(
+        AUTO, "drafts per step, 0 to 31, or several as 0,3,7; auto: the drafter's best for the 32B", "models"
+    )
+    tp: int = _flag(32, "tensor-parallel ranks", "sizes")
+    batch: int = _flag(4, "sequences decoded together", "sizes")
+    max_len: int = _flag(1024, "positions of a sequence, prompt and output", "sizes")
+    dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches", "sizes")
+    kernels: str = _flag("nki", "nki (simulated on a CPU) or reference (torch)", "sizes")
     out: str = _flag("bundle", "folder of the bundle")
-    drafter: str = _flag(AUTO, f"{', '.join(DRAFTERS)}, or auto: inferred from the draft's config.json, none with k 0")
-    dtype: str = _flag("bf16", "bf16 or fp32, of weights, activations and caches")
-    weights: str = _flag("dtype", "fp8 for the projections of layers, quantized per output channel, or dtype")
-    kernels: str = _flag("nki", "nki (Trainium's kernels, simulated on a CPU) or reference (torch: a CPU, odd sizes)")
+    weights: str = _flag("dtype", "fp8 (projections of layers, a scale per output channel) or dtype", "sizes")
     recipe: Recipe = _flag(
         Recipe(), f"a JSON object, or its file, of {', '.join(f.name for f in dataclasses.fields(Recipe))}"
     )
-    jobs: int = _flag(0, "neuronx-cc processes at a time, 0 for one per processor and 40 GB of free memory")
+    jobs: int = _flag(0, "concurrent neuronx-cc processes; 0: one per processor and 40 GB of free memory")
     dry_run: bool = _flag(False, "print the plan and build nothing")
-    json: bool = _flag(False, "print a JSON object instead of lines for people")
+    json: bool = _flag(False, "print a JSON object instead of text")
 
     @property
     def drafter_type(self) -> type[Drafter]:
         """The class of the drafter, inferred from the draft's checkpoint where the flag leaves it open."""
         if self.drafter not in (AUTO, *DRAFTERS):
-            raise UserError(f"drafter is {self.drafter!r}; it must be one of {', '.join((AUTO, *DRAFTERS))}")
+            raise UserError(f"--drafter is {shown(self.drafter)}; give one of {', '.join((AUTO, *DRAFTERS))}")
         if self.drafter != AUTO:
             return DRAFTERS[self.drafter]
         return infer_drafter(self.draft) if self.k == AUTO or ks_of(self.k) else Drafter
@@ -117,40 +119,40 @@ class BuildSpec:
         if "://" in self.out or self.out.startswith("s3:"):
             raise UserError(f"--out is {self.out}; give a local folder, and push it: python -m compile.store push")
         if not drafter.config_type and self.draft != BuildSpec.draft:
-            why = f"the drafter {drafter.name} has no model" if bundle.k else "k is 0, which builds the target alone"
+            why = f"the drafter {drafter.name} has no model" if bundle.k else "k is 0, which builds no draft"
             raise UserError(f"{why}, and --draft was given; leave it out{'' if bundle.k else ', or raise k'}")
         if drafter.config_type and _has_weights(self.target) != _has_weights(self.draft):
             with_, without = (self.target, self.draft) if _has_weights(self.target) else (self.draft, self.target)
             raise UserError(
-                f"{with_} holds weights and {without} holds none; give two folders with model.safetensors, or none"
+                f"{with_} holds weights and {without} holds none; give two checkpoints with weights, or two without"
             )
         if self.checkpoints:
+            open_checkpoints(bundle.parts, self.checkpoints)
             check_tokenizers(self.checkpoints["target"], bundle.target_config.vocab_size,
                              self.checkpoints["draft"] if drafter.is_causal_lm else None)  # fmt: skip
 
     def notes(self) -> list[str]:
-        """What a bundle of this spec lacks, in sentences."""
-        if not self.checkpoints:
-            return [f"{self.target} has no weights: this bundle has graphs only"]
-        lacks = not (self.checkpoints["target"] / "tokenizer.json").is_file()
-        return [f"{self.target} has no tokenizer.json: this bundle cannot take text"] * lacks
+        """What a bundle of this spec lacks, and what of its checkpoint has no effect, in sentences."""
+        scaling = self.bundle.target_config.rope_scaling
+        lacks_weights = [f"{self.target} has no weights: this bundle has graphs only"] * (not self.checkpoints)
+        not_applied = "rope_scaling.attn_factor is not applied, as in vLLM 0.32; attention_factor would be"
+        return lacks_weights + [f"{self.target}: {not_applied}"] * bool(scaling and scaling.attn_factor)
 
 
 def _has_weights(name_or_path: str) -> bool:
-    patterns = ("*.safetensors", "*.bin", "*.safetensors.index.json")
-    return name_or_path not in PRESETS and any(any(Path(name_or_path).glob(pattern)) for pattern in patterns)
+    return name_or_path not in PRESETS and bool(weight_files(Path(name_or_path)))
 
 
 def ks_of(text: str) -> tuple[int, ...]:
-    """The k of a text as 7 or 0,3,7, rising; every bundle can do 0, so 0 alone gives none."""
+    """The k of a text as 7 or 0,3,7, ascending and without 0, which every bundle has."""
     try:
         return tuple(sorted({int(part) for part in str(text).split(",")} - {0}))
     except ValueError as error:
-        raise UserError(f"{text!r} is not a k; give a number, or a set as 0,3,7") from error
+        raise UserError(f"--k is {shown(text)}; give a number from 0 to 31, or several as 0,3,7") from error
 
 
 def model_name(name_or_path: str) -> str:
-    """A preset's name, or a folder's own: the bundle must not depend on this machine's paths."""
+    """A preset's name, or the name of a folder: the bundle must not depend on this machine's paths."""
     if name_or_path in PRESETS or not Path(name_or_path).is_dir():
         return name_or_path
     folder = Path(name_or_path).resolve()
@@ -162,28 +164,25 @@ def model_name(name_or_path: str) -> str:
 def read_recipe(file: str) -> Recipe:
     """The recipe of a JSON object, or of a file that holds one; UserError names the first wrong field."""
     try:
-        value = json.loads(file if file.startswith("{") else Path(file).read_text(encoding="utf-8"))
+        value = json.loads(file if file.startswith("{") else read_file(Path(file)))
         if isinstance(value, dict) and isinstance(line := value.get("compiler_flags"), str):
             value["compiler_flags"] = dict.fromkeys(DEFAULT_FLAGS, line)
         return read(Recipe, value)
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}); give the JSON file of a recipe") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not a recipe: {error}; correct it") from error
 
 
 def parse(arguments: Sequence[str] | None = None) -> BuildSpec:
     """The command line as a BuildSpec; each flag is a field with its default and help."""
-    parser = argparse.ArgumentParser(
-        prog="python -m compile.build",
-        description="Build a bundle: the fused draft and verify step of a Qwen3 pair as HLO, with weights if any.",
-    )
+    does = "Build a bundle: the graphs of a Qwen3 target and its draft, and their weights if there are any."
+    parser = command_line("compile.build", does, "--target Qwen3-8B --draft Qwen3-0.6B --tp 8 --k 3 --out bundles/8b")
+    groups = {name: parser.add_argument_group(name) for name in ("models", "sizes", "build")}
     hints = get_type_hints(BuildSpec) | {"recipe": read_recipe}
     for f in dataclasses.fields(BuildSpec):
         name, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
         if hints[f.name] is bool:
-            parser.add_argument(name, action="store_true", help=text)
+            groups[f.metadata["group"]].add_argument(name, action="store_true", help=text)
         else:
             default = "" if f.name == "recipe" else f" (default: {f.default!r})"
-            parser.add_argument(name, type=hints[f.name], default=f.default, help=text + default)
+            groups[f.metadata["group"]].add_argument(name, type=hints[f.name], default=f.default, help=text + default)
     return BuildSpec(**vars(parser.parse_args(arguments)))

@@ -5,7 +5,6 @@ s3://bucket/team/objects/<sha256>. The manifest is written last, so a bundle exi
 interrupted push or pull goes on with the files that are missing.
 """
 
-import argparse
 import concurrent.futures
 import hashlib
 import sys
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from compile.bundle.remote import Remote, open_remote
-from compile.bundle.staging import staged, write_whole
-from model.errors import UserError, guarded, run_cli
+from compile.bundle.staging import staged, write_small
+from model.errors import UserError, command_line, guarded, run_cli
 from model.progress import progress
 from model.strict import shown
 from trnspec.bundle.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest, parse_manifest
-from trnspec.bundle.opening import SIGNATURE_BYTES, Bundle, damage, read_bundle
+from trnspec.bundle.opening import SIGNATURE_BYTES, Bundle, corrupt_files, read_bundle
 from trnspec.bundle.signature import SIGNATURE, check_signature, key_of, sign
 
 _WORKERS = 4
@@ -30,17 +29,17 @@ OBJECTS = "objects/"
 def push(bundle: Path, address: str, public_key: str = "") -> str:
     """Copy a bundle to an address; returns the address. Objects that are there are not sent again.
 
-    Raises UserError when the bundle is damaged, a different bundle or signature has the address, or the remote fails.
+    Raises UserError if the bundle is corrupt, the address has a different bundle or signature, or the remote fails.
     """
     (parent, name), key = split(address), key_of(public_key)
-    local, remote, manifest = _undamaged(bundle, key, "pushed"), open_remote(parent), f"{name}/{MANIFEST}"
+    local, remote, manifest = _verified(bundle, key, "pushed"), open_remote(parent), f"{name}/{MANIFEST}"
     there = _small(remote, manifest, MANIFEST_BYTES)
     _refuse_another(there, local.content, address)
-    ours, theirs = local.signature, _small(remote, f"{name}/{SIGNATURE}", SIGNATURE_BYTES)
-    if not key and ours not in (None, theirs) and (theirs or not ours.startswith(b"untrusted comment:")):
+    ours, stored = local.signature, _small(remote, f"{name}/{SIGNATURE}", SIGNATURE_BYTES)
+    if not key and ours not in (None, stored) and (stored or not ours.startswith(b"untrusted comment:")):
         raise UserError(
-            f"{bundle / SIGNATURE} is not the signature that {address} has, or is none of minisign; give --public-key "
-            "with its key, or take it away"
+            f"{bundle / SIGNATURE} is not minisign's, or differs from the signature at {address}; give --public-key "
+            "with its key, or remove it"
         )
 
     def send(file: str, entry: File) -> None:
@@ -50,7 +49,7 @@ def push(bundle: Path, address: str, public_key: str = "") -> str:
     # files of equal content are one object
     unique = {entry.sha256: (file, entry) for file, entry in local.files.items()}
     _each(dict(unique.values()), send, f"pushing {address}")
-    if ours and ours != theirs:
+    if ours and ours != stored:
         remote.put(ours, f"{name}/{SIGNATURE}")
     if there != local.content and not remote.put_new(manifest, local.content):
         _refuse_another(_small(remote, manifest, MANIFEST_BYTES), local.content, address)
@@ -68,7 +67,7 @@ def pull(address: str, out: Path, public_key: str = "") -> Path:
     try:
         local = read_bundle(out, key="") if out.is_dir() else None
     except UserError:
-        # a damaged manifest is mended by a pull of the same bundle
+        # a pull of the same bundle replaces a corrupt manifest
         local = None
     if local and local.manifest.digest != manifest.digest:
         raise UserError(f"{out} holds a different bundle; pull into a different folder")
@@ -90,38 +89,38 @@ def pull(address: str, out: Path, public_key: str = "") -> Path:
 
 
 def verify(address: str, public_key: str = "") -> list[str]:
-    """One sentence for each object of a bundle that is missing, or whose size or content is wrong; every byte is read.
+    """Read every object of a bundle; one sentence for each that is missing, or whose size or content is wrong.
 
     The signature is checked too if a key is given.
     """
     remote, _, manifest, _ = _stored(address, key_of(public_key))
-    found = list[str]()
+    faults = list[str]()
 
     def check(name: str, entry: File) -> None:
         if clause := _receive(remote, entry, len):
-            found.append(f"{name} {clause}")
+            faults.append(f"{name} {clause}")
 
     _each(manifest.files, check, f"verifying {address}")
-    return sorted(found)
+    return sorted(faults)
 
 
 def sign_bundle(bundle: Path, key: Path) -> Path:
-    """Sign a bundle by minisign's secret key; returns the signature's file. UserError for a damaged one."""
-    local = _undamaged(bundle, "", "signed")
-    write_whole(bundle / SIGNATURE, sign(local.content, bundle.resolve().name, key))
+    """Sign a bundle with minisign's secret key; returns the signature's file. Raises UserError if it is corrupt."""
+    local = _verified(bundle, "", "signed")
+    write_small(bundle / SIGNATURE, sign(local.content, bundle.resolve().name, key))
     return bundle / SIGNATURE
 
 
 def bundles(address: str) -> dict[str, Manifest | UserError]:
     """The bundles stored below an address: name -> manifest, or what is wrong with it."""
-    remote, found = open_remote(address.rstrip("/") or "no address"), dict[str, Manifest | UserError]()
+    remote, stored = open_remote(address.rstrip("/") or "no address"), dict[str, Manifest | UserError]()
     for key in (key for key in remote.keys() if key.endswith(f"/{MANIFEST}")):  # noqa: SIM118
         name = key[: -len(MANIFEST) - 1]
         try:
-            found[name] = parse_manifest(_small(remote, key, MANIFEST_BYTES) or b"", key)
+            stored[name] = parse_manifest(_small(remote, key, MANIFEST_BYTES) or b"", key)
         except UserError as error:
-            found[name] = error
-    return found
+            stored[name] = error
+    return stored
 
 
 def split(address: str) -> tuple[str, str]:
@@ -139,9 +138,9 @@ def _receive(remote: Remote, entry: File, write: Callable[[bytes], object]) -> s
     if size != entry.bytes:
         return f"{'is gone' if size is None else f'has {size} bytes, not {entry.bytes}'}; push the bundle again"
 
-    def both(piece: bytes) -> None:
-        digest.update(piece)
-        write(piece)
+    def both(chunk: bytes) -> None:
+        digest.update(chunk)
+        write(chunk)
 
     remote.get(key, size, both)
     if digest.hexdigest() == entry.sha256:
@@ -152,12 +151,12 @@ def _receive(remote: Remote, entry: File, write: Callable[[bytes], object]) -> s
     )
 
 
-def _small(remote: Remote, key: str, most: int) -> bytes | None:
-    """The bytes of a small object, if there is one."""
+def _small(remote: Remote, key: str, limit: int) -> bytes | None:
+    """The content of a small object; None if it does not exist."""
     content = bytearray()
     if (size := remote.size(key)) is None:
         return None
-    if size > most:
+    if size > limit:
         raise UserError(f"{remote.address}/{key} has {size} bytes, no push writes so many; delete it and push again")
     remote.get(key, size, content.extend)
     return bytes(content)
@@ -176,15 +175,15 @@ def _stored(address: str, key: str) -> tuple[Remote, bytes, Manifest, bytes | No
     return remote, content, parse_manifest(content, f"{address}/{MANIFEST}"), signature
 
 
-def _undamaged(bundle: Path, key: str, done: str) -> Bundle:
+def _verified(bundle: Path, key: str, done: str) -> Bundle:
     local = read_bundle(bundle, key)
-    if found := damage(local):
-        raise UserError(f"{bundle} is damaged: {found[0]}; build it again before it is {done}")
+    if faults := corrupt_files(local):
+        raise UserError(f"{bundle} is corrupt: {faults[0]}; build it again before it is {done}")
     return local
 
 
 def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
-    # a killed push leaves the beginning of our own manifest in a folder
+    # a killed push leaves the beginning of this manifest in a folder
     if there is not None and not ours.startswith(there):
         begins = shown(there[:20].decode("latin-1"))
         raise UserError(
@@ -194,7 +193,7 @@ def _refuse_another(there: bytes | None, ours: bytes, address: str) -> None:
 
 
 def _each(files: dict[str, File], work: Callable[[str, File], None], what: str) -> None:
-    """Run the work for every file, a few at a time; the first error ends the rest."""
+    """Run `work` for every file, a few at a time; the first error cancels the rest."""
     total = sum(entry.bytes for entry in files.values())
     with progress(what, total, "bytes") as task, concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
         running = {pool.submit(work, *item): item[1].bytes for item in files.items()}
@@ -207,35 +206,44 @@ def _each(files: dict[str, File], work: Callable[[str, File], None], what: str) 
             raise
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {
-    "push": push, "pull": pull, "ls": bundles, "verify": verify, "sign": sign_bundle,
-}  # fmt: skip
+# command -> its function, its arguments and what it does
+_COMMANDS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "push": (push, "bundle address", "Verify a bundle and copy it to an address."),
+    "pull": (pull, "address out", "Copy a bundle to a folder and verify it."),
+    "ls": (bundles, "address", "List the bundles below an address."),
+    "verify": (verify, "address", "Read and verify every object of a stored bundle."),
+    "sign": (sign_bundle, "bundle", "Verify a bundle and sign its manifest."),
+}
 
 
 def main(arguments: list[str]) -> None:
-    """Push, pull, list, verify or sign; the last line of stdout is the address or the folder."""
-    parser = argparse.ArgumentParser(prog="python -m compile.store", description=__doc__)
+    """Run a command; the last line of stdout is the address or the folder."""
+    parser = command_line(
+        "compile.store", "Store bundles in S3 or in a folder.", "push bundles/demo s3://models/team/demo"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    words = {"push": "bundle address", "pull": "address out", "ls": "address", "verify": "address", "sign": "bundle"}
-    for name, places in words.items():
-        command = commands.add_parser(name)
-        for place in places.split():
-            kind = str if place == "address" else Path
-            command.add_argument(place, type=kind, help="s3://bucket/folder/name, or a folder")
+    places = {"bundle": "folder of the bundle", "address": "s3://bucket/folder/name, or a folder", "out": "new folder"}
+    for name, (_, arguments_of, does) in _COMMANDS.items():
+        command = commands.add_parser(name, help=does, description=does)
+        for place in arguments_of.split():
+            command.add_argument(place, type=str if place == "address" else Path, help=places[place])
         if name in ("push", "pull", "verify"):
-            command.add_argument("--public-key", default="", help="refuse bundles not signed by this key")
+            command.add_argument("--public-key", default="", help="require a signature of this minisign key")
     commands.choices["sign"].add_argument("--key", type=Path, required=True, help="minisign's secret key file")
     given = vars(parser.parse_args(arguments))
     name = given.pop("command")
-    found, lines = guarded(lambda: _COMMANDS[name](**given), str(given[words[name].split()[-1]])), list[str]()
+    run, arguments_of, _ = _COMMANDS[name]
+    result, lines = guarded(lambda: run(**given), str(given[arguments_of.split()[-1]])), list[str]()
     if name == "ls":
-        lines = [f"{ascii(n)[1:-1]:<40} {m if isinstance(m, Manifest) else f'unusable: {m}'}" for n, m in found.items()]
+        lines = [
+            f"{ascii(n)[1:-1]:<40} {f'unusable: {m}' if isinstance(m, UserError) else m}" for n, m in result.items()
+        ]
     elif name == "verify":
-        lines = found or [f"{given['address']}: every object is as it was pushed"]
+        lines = result or [f"{given['address']}: every object is as it was pushed"]
     else:
-        lines = [str(found)]
+        lines = [str(result)]
     print(*lines, sep="\n", end="\n" * bool(lines))
-    if (name == "verify" and found) or (name == "ls" and any(isinstance(m, UserError) for m in found.values())):
+    if (name == "verify" and result) or (name == "ls" and any(isinstance(m, UserError) for m in result.values())):
         raise SystemExit(1)
 
 

@@ -4,31 +4,35 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from model.config import read_file, read_object
 from model.errors import UserError
+from trnspec.bundle.tokenizer import tokenizer_fault
 
 
-def check_tokenizers(target: Path, ids: int, draft: Path | None = None) -> None:
-    """Raise UserError if the target's tokenizer.json cannot be read or has ids from `ids` on, or a draft's differs.
-
-    Without a draft there may be no tokenizer.
-    """
-    files = [folder / "tokenizer.json" for folder in (target, draft) if folder]
-    for file in files if draft else ():
-        if not file.is_file():
-            raise UserError(f"{file.parent} has no tokenizer.json; give a checkpoint folder with its tokenizer")
-    contents = {file: file.read_bytes() for file in files if file.is_file()}
-    # equal files are read once
-    vocabularies = list({content: _vocabulary(content, file) for file, content in contents.items()}.values())
-    if vocabularies and (last := max(vocabularies[0].values(), default=0)) >= ids:
-        raise UserError(f"{files[0]} has the id {last} and the model's vocab_size is {ids}; give the model's own")
+def check_tokenizers(target: Path, vocab_size: int, draft: Path | None = None) -> None:
+    """Raise UserError if a tokenizer file is missing or cannot be used, or a draft's ids are not the target's."""
+    contents = [_checked(folder, vocab_size) for folder in (target, draft) if folder]
+    vocabularies = [Tokenizer.from_str(content.decode()).get_vocab() for content in dict.fromkeys(contents)]
     if vocabularies[1:] and vocabularies[0] != vocabularies[1]:
         raise UserError(
-            f"the tokenizers of {target} and {draft} differ; a draft must propose ids of the target's tokenizer"
+            f"the tokenizers of {target} and {draft} differ; a draft must have the target's: give one that was "
+            "trained for it"
         )
+    if (config := target / "tokenizer_config.json").is_file():
+        read_object(config)
+    if (template := target / "chat_template.jinja").is_file():
+        try:
+            read_file(template).decode()
+        except ValueError as error:
+            raise UserError(f"{template} is not text ({error}); download the checkpoint again") from error
 
 
-def _vocabulary(content: bytes, file: Path) -> dict[str, int]:
-    try:
-        return dict(Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True))
-    except Exception as error:  # the library raises bare Exception for a bad file
-        raise UserError(f"{file} cannot be read ({error}); fetch the checkpoint again") from error
+def _checked(folder: Path, vocab_size: int) -> bytes:
+    """The content of a folder's tokenizer.json."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"{folder} has no tokenizer.json; save it there with transformers' AutoTokenizer")
+    content = read_file(file)
+    if clause := tokenizer_fault(content, vocab_size):
+        raise UserError(f"{file} {clause}; give the tokenizer of this model")
+    return content

@@ -5,7 +5,6 @@ Prometheus, together with BUNDLE. Metrics have the names of `vllm bench serve`, 
 CLOUDWATCH_NAMESPACE, the gateway's address PUSHGATEWAY; a destination whose variable is empty is left out.
 """
 
-import argparse
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 
 LABELS = ("server", "prompts", "clients")
 Sample = tuple[dict[str, str], str, float]
@@ -35,7 +34,7 @@ def samples(rows: Iterable[dict[str, Any]], bundle: str) -> list[Sample]:
     ]
 
 
-def to_cloudwatch(found: Iterable[Sample], namespace: str) -> None:
+def to_cloudwatch(rows: Iterable[Sample], namespace: str) -> None:
     """One request: PutMetricData takes 1,000 values, and a result has some dozens."""
     data = [
         {
@@ -44,41 +43,42 @@ def to_cloudwatch(found: Iterable[Sample], namespace: str) -> None:
             "Value": value,
             "Unit": "Milliseconds" if metric.endswith("_ms") else "None",
         }
-        for labels, metric, value in found
+        for labels, metric, value in rows
     ]
     boto3.client("cloudwatch").put_metric_data(Namespace=namespace, MetricData=data)
 
 
-def exposition(found: Iterable[Sample]) -> str:
+def exposition(rows: Iterable[Sample]) -> str:
     """The samples as gauges in Prometheus' text format, the lines of a metric together."""
     lines = dict[str, list[str]]()
-    for labels, metric, value in found:
+    for labels, metric, value in rows:
         inner = ",".join(f"{name}={json.dumps(label, ensure_ascii=False)}" for name, label in labels.items())
         lines.setdefault(f"specdec_bench_{metric}", []).append(f"{{{inner}}} {value}")
     return "".join(f"# TYPE {name} gauge\n" + "".join(f"{name}{v}\n" for v in lines[name]) for name in lines)
 
 
-def to_pushgateway(found: Iterable[Sample], address: str) -> None:
+def to_pushgateway(rows: Iterable[Sample], address: str) -> None:
     """Replaces what an earlier run has pushed."""
-    url, body = f"{address.rstrip('/')}/metrics/job/specdec_bench", exposition(found).encode()
+    url, body = f"{address.rstrip('/')}/metrics/job/specdec_bench", exposition(rows).encode()
     urllib.request.urlopen(urllib.request.Request(url, body, method="PUT"), timeout=30).close()
 
 
 def main(arguments: list[str]) -> None:
     """Print the samples and send them; UserError for a file without them or a destination that refuses."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.publish", description=__doc__)
-    parser.add_argument("result", type=Path, help="what --out of bench.serving wrote")
+    does = "Send a result of bench.serving to CLOUDWATCH_NAMESPACE and PUSHGATEWAY, with the label BUNDLE."
+    parser = command_line("deploy.publish", does, "serving.json")
+    parser.add_argument("result", type=Path, help="file that --out of bench.serving wrote")
     file = parser.parse_args(arguments).result
     try:
-        found = samples(json.loads(file.read_text(encoding="utf-8"))["rows"], os.environ.get("BUNDLE", ""))
+        rows = samples(json.loads(file.read_text(encoding="utf-8"))["rows"], os.environ.get("BUNDLE", ""))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is no result of bench.serving ({error!r}); give the file of its --out") from error
-    print(exposition(found), end="")
+    print(exposition(rows), end="")
     try:
         if namespace := os.environ.get("CLOUDWATCH_NAMESPACE"):
-            to_cloudwatch(found, namespace)
+            to_cloudwatch(rows, namespace)
         if address := os.environ.get("PUSHGATEWAY"):
-            to_pushgateway(found, address)
+            to_pushgateway(rows, address)
     except (BotoCoreError, ClientError, OSError, ValueError) as error:
         raise UserError(f"the metrics were refused: {error}; correct the destination and run it again") from error
 

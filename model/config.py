@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from model.errors import UserError
-from model.strict import Length, Range, ValidationError, read
+from model.strict import Length, Range, ValidationError, read, shown
 
 C = TypeVar("C")
+# the largest file of a checkpoint that is read at once; Qwen3's tokenizer.json has 11 MB
+_MAX_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """YaRN's stretch of the rotary positions; `model/rope.py` has its law."""
+    """YaRN's scaling of the rotary positions; `model/rope.py` applies it."""
 
     factor: Annotated[float, Range(1, 1024)]
     original_max_position_embeddings: Annotated[int, Range(1, 1 << 24)]
     beta_fast: Annotated[float, Range(1e-3, 1e6)] = 32.0
     beta_slow: Annotated[float, Range(1e-3, 1e6)] = 1.0
     attention_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
+    # DeepSeek-R1-0528-Qwen3-8B has it; neither vLLM 0.32 (get_rope) nor transformers 5 applies it, and so do we
+    attn_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
 
     def as_hf(self) -> dict[str, Any]:
         """The object of a config.json."""
@@ -73,31 +77,65 @@ PRESETS = {
 
 
 def load_config(name_or_path: str) -> Qwen3Config:
-    """The config of a preset or of a checkpoint folder; UserError for an unknown name or no dense Qwen3."""
+    """The config of a preset or of a checkpoint folder; UserError for an unknown name or a model other than Qwen3.
+
+    Its end ids are those of config.json and of generation_config.json.
+    """
     if name_or_path in PRESETS:
         return PRESETS[name_or_path]
-    return config_from_dict(raw_config(name_or_path), str(Path(name_or_path) / "config.json"))
+    folder, raw = Path(name_or_path), raw_config(name_or_path)
+    eos = _eos_ids(raw, folder / "config.json")
+    if (generation := folder / "generation_config.json").is_file():
+        eos += [i for i in _eos_ids(read_object(generation), generation) if i not in eos]
+    return config_from_dict(raw | {"eos_token_id": eos}, str(folder / "config.json"))
 
 
 def raw_config(name_or_path: str) -> dict[str, Any]:
     """The object in a checkpoint folder's config.json; UserError if there is none, or it is not JSON."""
     path = Path(name_or_path) / "config.json"
+    if path.with_name("adapter_config.json").is_file():
+        raise UserError(f"{name_or_path} is an adapter; merge it into its base model, and give the merged checkpoint")
     if not path.is_file():
         raise UserError(
             f"{name_or_path!r} is neither a preset ({', '.join(PRESETS)}) nor a folder with a "
             "config.json; give one of these names or the path of a Qwen3 checkpoint"
         )
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint; UserError if it is not one."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as JSON ({error}); fetch the checkpoint again") from error
+        raw = json.loads(read_file(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}); download the checkpoint again") from error
     if not isinstance(raw, dict):
-        raise UserError(f"{path} holds no JSON object; give the folder of a Qwen3 checkpoint")
+        raise UserError(f"{path} is not a JSON object; download the checkpoint again")
     return raw
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a small file; UserError for a large one, or if it is not a regular file."""
+    if not path.is_file():
+        raise UserError(f"{path} is not a file; give an existing one")
+    with path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise UserError(f"{path} has more than {_MAX_BYTES >> 20} MiB; correct it or download it again")
+    return content
+
+
+def _eos_ids(raw: Mapping[str, Any], path: Path) -> list[int]:
+    """The end ids of a config.json or a generation_config.json: one, a list, or none."""
+    eos = raw.get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if wrong := [i for i in ids if type(i) is not int or i < 0]:
+        raise UserError(f"{path} has eos_token_id {shown(wrong[0])}; an id, a list of ids or null is supported")
+    return ids
+
+
 def read_config(cls: type[C], values: Mapping[str, Any], where: str, what: str) -> C:
-    """A configuration of its fields in `values`; UserError names the first field that is not as declared."""
+    """A configuration from its fields in `values`; UserError names the first field that is not as declared."""
     known = {f.name: values[f.name] for f in fields(cls) if values.get(f.name) is not None}  # type: ignore[arg-type]
     hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
     if type(hidden) is int and type(heads) is int and heads > 0:
@@ -127,22 +165,26 @@ def config_from_dict(
     if not isinstance(rope, dict):
         raise UserError(f"{where} has rope_parameters {rope!r}; a Qwen3 config.json has an object there")
     thetas = [theta for theta in (raw.get("rope_theta"), rope.get("rope_theta")) if theta is not None]
-    if thetas[1:] and thetas[0] != thetas[1]:
-        raise UserError(
-            f"{where} has rope_theta {thetas[0]} and {thetas[1]} in rope_parameters; remove the one that is wrong"
-        )
-    if quantization := raw.get("quantization_config"):
+    scalings = [_yarn(scaling, where) for scaling in (raw.get("rope_scaling"), rope) if scaling]
+    for name, values_of in {"rope_theta": thetas, "rope_scaling": scalings}.items():
+        if values_of[1:] and values_of[0] != values_of[1]:
+            raise UserError(f"{where} has {name} and a different value in rope_parameters; remove the wrong one")
+    if not thetas:
+        raise UserError(f"{where} has no rope_theta; add the value of its training, 1000000 in Qwen's checkpoints")
+    if quantization := raw.get("quantization_config") or raw.get("compression_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
-    eos = raw.get("eos_token_id")
-    values: dict[str, Any] = {"eos_token_ids": eos if isinstance(eos, list) else [] if eos is None else [eos]}
-    values |= {"rope_scaling": _yarn(raw.get("rope_scaling") or rope, where)}
-    values |= {"rope_theta": thetas[0]} if thetas else {}
-    config = read_config(cls, raw | values, where, what)
+    values: dict[str, Any] = {"rope_theta": thetas[0], "rope_scaling": next(iter(scalings), None)}
+    # the defaults of transformers' Qwen3Config
+    values = {"head_dim": 128, "tie_word_embeddings": False} | raw | values
+    values["eos_token_ids"] = _eos_ids(raw, Path(where))
+    config = read_config(cls, values, where, what)
+    # an id beyond the vocabulary is never sampled
+    config = replace(config, eos_token_ids=tuple(i for i in config.eos_token_ids if i < config.vocab_size))
     if raw.get("bos_token_id") is None:
         config = replace(config, bos_token_id=None)
     if yarn := config.rope_scaling:
-        # as vLLM counts them
+        # config.json may have the number before the scaling
         positions = int(yarn.factor * yarn.original_max_position_embeddings)
         config = replace(config, max_position_embeddings=positions)
     if config.num_attention_heads % config.num_key_value_heads:
@@ -154,7 +196,7 @@ def config_from_dict(
 
 
 def _yarn(scaling: Any, where: str) -> dict[str, Any] | None:
-    """The fields of YaRN's stretch, None for plain positions; UserError for every other scaling."""
+    """The fields of YaRN's scaling, None without one; UserError for every other scaling."""
     values = dict(scaling) if isinstance(scaling, dict) else {"type": scaling}
     values = {name: value for name, value in values.items() if value is not None and name != "rope_theta"}
     kind = values.pop("rope_type", values.pop("type", "default"))

@@ -1,5 +1,6 @@
-"""The one error that a user may meet: a sentence, never a traceback."""
+"""The error that a user sees: a sentence, never a traceback."""
 
+import argparse
 import errno
 import signal
 import sys
@@ -14,7 +15,7 @@ class UserError(Exception):
 
 
 def guarded(work: Callable[[], T], place: str) -> T:
-    """Run work on files; an operating-system error becomes a UserError that names the file, or the place."""
+    """Run `work`; an OSError becomes a UserError that names the error's file, or `place`."""
     try:
         return work()
     except OSError as error:
@@ -22,14 +23,20 @@ def guarded(work: Callable[[], T], place: str) -> T:
 
 
 def sentence_of(error: OSError, place: str) -> str:
-    """A sentence for the operating system's error, with the file or the place."""
+    """An OSError as a sentence, with its file or the place."""
     if error.errno == errno.ENOSPC:
         return f"the disk of {place} is full; free some space and run the command again"
     return f"{error.filename or place}: {error.strerror or error}; fix this and run the command again"
 
 
+def command_line(module: str, does: str, example: str) -> argparse.ArgumentParser:
+    """The parser of `python -m MODULE`, whose help is a sentence, the options and an example."""
+    prog = f"python -m {module}"
+    return argparse.ArgumentParser(prog=prog, description=does, epilog=f"example: {prog} {example}")
+
+
 def run_cli(main: Callable[[], None]) -> None:
-    """Run a command: a UserError, or a file that refuses, is a sentence on stderr and exit code 2; Ctrl-C is 130."""
+    """Run a command: a UserError or an OSError is a sentence on stderr and exit code 2; Ctrl-C is 130."""
     interrupts = list[int]()
 
     def interrupt(number: int, frame: Any) -> None:
@@ -42,7 +49,7 @@ def run_cli(main: Callable[[], None]) -> None:
     except (KeyboardInterrupt, Exception) as error:
         # a library may raise an error of its own for a Ctrl-C that it meets
         if interrupts or isinstance(error, KeyboardInterrupt):
-            print("interrupted: finished work is kept; run the command again to continue", file=sys.stderr)
+            print("interrupted: run the command again to continue from the finished files", file=sys.stderr)
             raise SystemExit(130) from None
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
@@ -51,5 +58,7 @@ def run_cli(main: Callable[[], None]) -> None:
             raise
         nested = "a JSON file is nested too deeply; it was not written by trnspec, correct it"
         sentence = sentence_of(error, "this command") if isinstance(error, OSError) else str(error)
-        print(f"error: {nested if isinstance(error, RecursionError) else sentence}", file=sys.stderr)
+        sentence = nested if isinstance(error, RecursionError) else sentence
+        shortened = f"{sentence[:1000]} ... {sentence[-300:]}"
+        print(f"error: {sentence if len(sentence) < len(shortened) else shortened}", file=sys.stderr)
         raise SystemExit(2) from None

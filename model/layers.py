@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from model.cache import AttentionMetadata, Cache
 from model.config import ModelConfig
 from model.context import Context
-from model.ops import Ops, ordered_sum
-from model.parallel import VocabShard
+from model.ops import Ops, iota, ordered_sum
+from model.parallel import VocabShard, ids_per_rank
 from model.rope import Rotation
 from model.sampling import SamplingParams, ShardArgmax
 
@@ -47,7 +47,7 @@ class Embedding(nn.Embedding):
     """Token embedding with the vocabulary sharded over the ranks, and an all-reduce; negative ids embed as id 0."""
 
     def __init__(self, vocab: int, hidden: int, ctx: Context) -> None:
-        super().__init__(vocab // ctx.tp, hidden)
+        super().__init__(ids_per_rank(vocab, ctx.tp), hidden)
         self.ops = ctx.ops
 
     def forward(self, ids: Tensor, rank_11: Tensor) -> Tensor:  # type: ignore[override]
@@ -62,12 +62,23 @@ class Head(nn.Linear):
     the backend samples from shards (`Context.sharded`)."""
 
     def __init__(self, hidden: int, vocab: int, ctx: Context) -> None:
-        super().__init__(hidden, vocab // ctx.tp, bias=False)
-        self.ctx = ctx
+        super().__init__(hidden, ids_per_rank(vocab, ctx.tp), bias=False)
+        self.vocab, self.ctx = vocab, ctx
 
     def forward(self, x: Tensor, rank_11: Tensor) -> Tensor:  # type: ignore[override]
         logits = super().forward(x).float()
-        return logits if self.ctx.sharded else self.ctx.ops.all_gather(logits, rank_11)
+        if self.ctx.sharded:
+            return mask_padding(logits, rank_11, self.vocab, self.ctx.tp)
+        logits = self.ctx.ops.all_gather(logits, rank_11)
+        return logits if logits.shape[-1] == self.vocab else logits[..., : self.vocab]
+
+
+def mask_padding(logits: Tensor, rank_11: Tensor, vocab: int, tp: int) -> Tensor:
+    """The logits of a rank's ids, -inf in the columns after the vocabulary's last id."""
+    width = logits.shape[-1]
+    if width * tp == vocab:
+        return logits
+    return torch.where(rank_11 * width + iota(width, rank_11) < vocab, logits, float("-inf"))
 
 
 class Layers(nn.ModuleList):
@@ -100,9 +111,10 @@ class LanguageModel(nn.Module):
     @property
     def shard(self) -> VocabShard:
         """The ids in this rank's logits: all ids if the logits are gathered."""
-        count = getattr(self.config, self.config.head_size)
-        width = count // self.ctx.tp if self.ctx.sharded else count
-        return VocabShard(self.rank_11 * (width if self.ctx.sharded else 0), width, self.rank_11)
+        count, tp = getattr(self.config, self.config.head_size), self.ctx.tp if self.ctx.sharded else 1
+        width = ids_per_rank(count, tp)
+        last = None if width * tp == count else count - 1
+        return VocabShard(self.rank_11 * (width if self.ctx.sharded else 0), width, self.rank_11, last=last)
 
     def noise(self, seed_B2: Tensor, positions_BN: Tensor) -> Tensor:
         """(B, N, V) Gumbel noise for tokens at these absolute positions."""

@@ -59,18 +59,28 @@ class HeadMap:
 class VocabShard(NamedTuple):
     """The token ids in the logits of rank `rank_11`: `width` ids from `start_11` (int32) on.
 
-    For a draft with a reduced vocabulary, `mapped_V` are the target ids of these draft ids.
+    For a draft with a reduced vocabulary, `mapped_V` are the target ids of these draft ids. `last` is the last id of a
+    vocabulary that tp does not divide: the columns after it are padding, whose logits are -inf.
     """
 
     start_11: Tensor
     width: int
     rank_11: Tensor
     mapped_V: Tensor | None = None
+    last: int | None = None
 
     @property
     def ids_V(self) -> Tensor:
-        """(V,) int32 the shard's ids, as target ids."""
-        return self.start_11[0] + iota(self.width, self.start_11) if self.mapped_V is None else self.mapped_V
+        """(V,) int32 the shard's ids, as target ids; `last` in columns of padding."""
+        if self.mapped_V is not None:
+            return self.mapped_V
+        ids_V = self.start_11[0] + iota(self.width, self.start_11)
+        return ids_V if self.last is None else ids_V.clamp(max=self.last)
+
+
+def ids_per_rank(vocab: int, tp: int) -> int:
+    """Rows of the embedding and of the head on each rank; padding included."""
+    return -(-vocab // tp)
 
 
 def check_tp(config: ModelConfig, tp: int, what: str) -> None:
@@ -82,8 +92,7 @@ def check_tp(config: ModelConfig, tp: int, what: str) -> None:
         raise UserError(
             f"the {what} has {kv} kv heads, tp is {tp}; tp must divide the number of kv heads or be a multiple of it"
         )
-    for name in dict.fromkeys(("vocab_size", "intermediate_size", config.head_size)):
-        if getattr(config, name) % tp:
-            raise UserError(
-                f"the {what}'s {name} {getattr(config, name)} is not divisible by tp {tp}; choose a smaller tp"
-            )
+    if config.intermediate_size % tp:
+        raise UserError(
+            f"the {what}'s intermediate_size {config.intermediate_size} is not divisible by tp {tp}; lower tp"
+        )

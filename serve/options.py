@@ -9,7 +9,7 @@ from model.cache import KEY_TILE
 from model.errors import UserError
 from model.logprobs import TOP
 from trnspec.bundle.opening import Bundle
-from trnspec.engine.text import TOKENIZER
+from trnspec.bundle.tokenizer import TOKENIZER
 
 # part of the server -> the options that it follows, as in docs/serving.md
 FOLLOWED = {

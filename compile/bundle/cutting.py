@@ -13,7 +13,7 @@ from compile.recipes import cut_code
 from model.dtypes import BY_NAME
 from model.graph_spec import TensorSpec
 from model.weights import Weight
-from trnspec.bundle.checkpoint import Checkpoint
+from trnspec.bundle.checkpoint import open_checkpoints
 from trnspec.bundle.manifest import canonical_hash, sha256_of
 from trnspec.bundle.plan import BundlePlan
 from trnspec.bundle.shards import shard_header, shard_specs
@@ -38,11 +38,9 @@ class Cutter:
 
     def __init__(self, plan: BundlePlan, folders: Mapping[str, Path]) -> None:
         self.plan = plan
-        self._checkpoints: dict[str, Checkpoint] = {}
+        self._checkpoints = open_checkpoints(plan.spec.parts, folders)
         self._weights = dict[str, tuple[str, Weight]]()
         for part in plan.spec.parts:
-            given = folders[part.role], part.config, self._checkpoints.get("target"), part.packing.fp8
-            self._checkpoints[part.role] = Checkpoint(*given)
             self._weights |= {f"{part.prefix}.{weight.name}": (part.role, weight) for weight in part.weights}
 
     def recipes(self) -> list[str]:

@@ -1,6 +1,7 @@
-"""Where bundles are stored: a folder, such as a mounted bucket, or an S3 bucket. Both take whole objects only."""
+"""Where bundles are stored: a folder, such as a mounted bucket, or an S3 bucket. Objects are written once."""
 
 import io
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,35 +18,34 @@ Remote: TypeAlias = "Folder | S3"
 
 
 class Folder:
-    """Objects by key below a folder: a file is written once, from its start to its end, under its name."""
+    """Objects by key below a folder: a file is written once, sequentially, under its final name."""
 
     def __init__(self, address: str) -> None:
         self.address, self._root = address, Path(address)
 
     def size(self, key: str) -> int | None:
-        """The bytes of an object; None without one."""
+        """The size of an object in bytes; None if it does not exist."""
         file = self._root / key
         return file.stat().st_size if file.is_file() else None
 
     def get(self, key: str, size: int, write: Callable[[bytes], object]) -> None:
         """Pass the bytes of an object of this size to `write`, in order."""
         with open_regular(self._root / key) as file:
-            while piece := file.read(min(_CHUNK, size)):
-                write(piece)
-                size -= len(piece)
+            while chunk := file.read(min(_CHUNK, size)):
+                write(chunk)
+                size -= len(chunk)
 
     def put(self, source: Path | bytes, key: str) -> None:
         """Copy a file or bytes to a key."""
         target = self._root / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        # half written by a killed run: a mounted bucket can drop a file, but not write over it
+        # a killed run may have left a part of it: a mounted bucket can delete a file, but not overwrite it
         target.unlink(missing_ok=True)
         with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file, target.open("xb") as out:
-            while piece := file.read(_CHUNK):
-                out.write(piece)
+            shutil.copyfileobj(file, out, _CHUNK)
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Write a small object unless the key is taken; whether it was written."""
+        """Write a small object unless the key exists. Returns whether it was written."""
         target = self._root / key
         if target.is_file() and target.stat().st_size < len(content) and content.startswith(target.read_bytes()):
             # the beginning that a killed run wrote
@@ -61,12 +61,12 @@ class Folder:
     def keys(self) -> Iterable[str]:
         """All keys."""
         if not self._root.is_dir():
-            raise UserError(f"{self._root} is no folder; give s3://bucket/prefix or a folder that is there")
+            raise UserError(f"{self._root} is not a folder; give an existing one, or s3://bucket/prefix")
         return (p.relative_to(self._root).as_posix() for p in sorted(self._root.rglob("*")) if p.is_file())
 
 
 def open_remote(address: str) -> Remote:
-    """The remote of s3://bucket/prefix, if boto3 is installed, or of a folder."""
+    """The remote of a folder or, with boto3, of s3://bucket/prefix."""
     if not address.startswith(SCHEME):
         if "://" in address or address.startswith("s3:"):
             raise UserError(f"{address} is neither s3://bucket/prefix nor a folder; give one of them")

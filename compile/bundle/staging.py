@@ -1,4 +1,4 @@
-"""A bundle is made in `.NAME.building` beside its place, file by file, and put there when it is complete.
+"""A bundle is made in `.NAME.building` next to its place, file by file, and put there when it is complete.
 
 A bundle's `.build/records` has a line for each file that a build made: its recipe (the hash of its inputs), digest,
 size and inode. A file of the bundle in place, or of a build that was killed, is reused if it has the wanted recipe, its
@@ -118,7 +118,7 @@ class Staging:
                 path.unlink()
         for name, content in {MANIFEST: manifest, SIGNATURE: signature}.items():
             if content:
-                write_whole(self.folder / name, content)
+                write_small(self.folder / name, content)
         place = self.out.resolve()
         if not place.exists() or not any(place.iterdir()):
             self.folder.rename(place)
@@ -161,9 +161,9 @@ def _refuse_others(place: Path, out: Path) -> None:
     except (ValueError, KeyError, TypeError, RecursionError):
         ours = False
     if not ours:
-        raise UserError(f"{out} is not empty and holds no bundle; give an empty or new folder as --out")
+        raise UserError(f"{out} is not empty and is not a bundle; give an empty or new folder as --out")
     if strange := sorted(names - {BUILD, MANIFEST, SIGNATURE, *FOLDERS, *FILES}):
-        raise UserError(f"{out / strange[0]} is no file of a bundle, whose folder is replaced; move it elsewhere")
+        raise UserError(f"{out / strange[0]} is not a file of a bundle, and a build replaces the folder; move the file")
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ def _inode(file: Path) -> int:
     return file.stat().st_ino if file.is_file() and not file.is_symlink() else -1
 
 
-def write_whole(file: Path, content: bytes) -> None:
+def write_small(file: Path, content: bytes) -> None:
     """Write a small file, force it to the disk and give it its name."""
     temporary = file.with_name(f"{file.name}.tmp")
     temporary.unlink(missing_ok=True)

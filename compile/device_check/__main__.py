@@ -24,7 +24,7 @@ from compile.device_check.kernels import CASES, compare_kernel
 from compile.device_check.probes import PROBES, TIMED, bench, compile_probe, psum_chains, run_probe
 from compile.neuron import sdk
 from compile.recipes import ROOT
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.nki.launches import LNC
 
 
@@ -48,7 +48,7 @@ def environment(out: Path) -> dict[str, Any]:
         raise UserError("neuron-ls is not on PATH; install aws-neuronx-tools, or run this on a trn2 machine")
     devices = json.loads(subprocess.check_output(["neuron-ls", "--json-output"]))
     if not devices or any(device.get("neuron_processes") for device in devices):
-        raise UserError(f"neuron-ls lists no device, or processes that use one: {devices}")
+        raise UserError(f"neuron-ls lists no free device ({devices}); end the processes that use them")
     if why := sdk.missing(launches_kernels=True):
         raise UserError(why)
     return {"devices": len(devices)} | sdk.versions(sdk.COMPILER, sdk.NKI, "jax", "torch")
@@ -137,7 +137,8 @@ def run_checks(checks: Sequence[Check], run: Callable[[Check], dict[str, Any]], 
 def main(arguments: list[str]) -> None:
     """Run the checks; exit 1 if one did not pass."""
     by_name = {check.name: check for check in CHECKS}
-    parser = argparse.ArgumentParser(prog="python -m compile.device_check", description=__doc__)
+    does = "Run the checks of a first hour on a trn2 machine, from a checkout; docs/device.md explains each."
+    parser = command_line("compile.device_check", does, "--nrtpy .venv-nrtpy/bin/python")
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")
     parser.add_argument("--only", nargs="*", choices=by_name, help="run these checks again; without one, list them")
     parser.add_argument("--nrtpy", metavar="PYTHON", default=sys.executable, help="the Python that has nrtpy")

@@ -42,16 +42,16 @@ def compare_ids(name: str, out: Path) -> dict[str, Any]:
     bundle, on_cpu = open_bundle(Path(demo(name, out).out)), open_bundle(build(demo(name, out, **plain)))
     sent, cpu = requests(bundle.spec), Engine(load_runner(on_cpu, "cpu"), engine_config(on_cpu))
     with closing(load_runner(bundle, "neuron")) as graphs:
-        found = Engine(graphs, engine_config(bundle)).run(sent)
+        results = Engine(graphs, engine_config(bundle)).run(sent)
 
     def logprob(of: Sequence[int]) -> float:
         return cpu.run([Request(tuple(of), Params(), 1, prompt_logprobs=0)])[0].prompt_scores[-1].logprob
 
-    return compared(bundle.spec, sent, found, cpu.run(sent), logprob)
+    return compared(bundle.spec, sent, results, cpu.run(sent), logprob)
 
 
 def requests(spec: BundleSpec) -> list[Request]:
-    """One request to the context's end; prompts of one id, of a block's border and beyond the first block."""
+    """A request up to max_len; prompts of one id, of a block's last row and of more than a block."""
     listed = (20, spec.max_len), (KEY_TILE + 22, 60), (1, 60), (KEY_TILE - 1, 12), (KEY_TILE, 12), (30, 60), (9, 60)
     ids = [i % spec.target_config.vocab_size for i in range(40, 40 + spec.max_len)]
     return [Request(tuple(ids[:length]), Params(), count) for length, count in listed]
@@ -67,19 +67,19 @@ def compared(
     steps than the CPU takes.
     """
     count, ties = 0, list[float]()
-    for request, found, expected in zip(sent, device, cpu, strict=True):
-        pairs = enumerate(zip(found.ids, expected.ids, strict=False))
-        count += (at := next((i for i, (a, b) in pairs if a != b), min(len(found.ids), len(expected.ids))))
-        if at < min(len(found.ids), len(expected.ids)):
-            known, (right, other) = [*request.ids, *found.ids[:at]], (expected.ids[at], found.ids[at])
+    for request, actual, expected in zip(sent, device, cpu, strict=True):
+        pairs = enumerate(zip(actual.ids, expected.ids, strict=False))
+        count += (at := next((i for i, (a, b) in pairs if a != b), min(len(actual.ids), len(expected.ids))))
+        if at < min(len(actual.ids), len(expected.ids)):
+            known, (right, other) = [*request.ids, *actual.ids[:at]], (expected.ids[at], actual.ids[at])
             ties.append(logprob([*known, right]) - logprob([*known, other]))
             if abs(ties[-1]) > _TIE[spec.dtype]:
                 raise UserError(
                     f"a prompt of {len(request.ids)} ids: id {at} is {other}, and {right} on the CPU; their "
                     f"log-probabilities differ by {ties[-1]:.3g}, and {_TIE[spec.dtype]} would be a tie"
                 )
-        elif len(found.ids) != len(expected.ids):
-            raise UserError(f"{len(found.ids)} ids came, {len(expected.ids)} from the CPU")
+        elif len(actual.ids) != len(expected.ids):
+            raise UserError(f"{len(actual.ids)} ids were generated, and {len(expected.ids)} on the CPU")
     steps, cpu_steps = (sum(result.steps for result in results) for results in (device, cpu))
     if steps > _MAX_STEPS * cpu_steps:
         raise UserError(f"the requests took {steps} steps, {cpu_steps} on the CPU: drafts are rejected")

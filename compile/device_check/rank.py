@@ -19,9 +19,9 @@ def run(neff: str, inputs: list[np.ndarray], expected: np.ndarray) -> None:
     x, y = (nrtpy.NrtpyTensor.from_numpy(array) for array in (inputs[rank], np.zeros_like(expected)))
     for number in (1, 2):
         model({given: x}, {result: y})
-        found = y.numpy().view(np.float32)
-        if wrong := int((found != expected).sum()):
-            raise UserError(f"has {wrong} of {found.size} wrong numbers in run {number}, first {found[0, :2]}")
+        actual = y.numpy().view(np.float32)
+        if wrong := int((actual != expected).sum()):
+            raise UserError(f"has {wrong} of {actual.size} wrong numbers in run {number}, first {actual[0, :2]}")
 
 
 if __name__ == "__main__":

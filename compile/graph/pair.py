@@ -1,4 +1,4 @@
-"""The pair of models that a planned graph runs, and its state."""
+"""The models that a planned graph runs, target and drafter, and their state."""
 
 from collections.abc import Sequence
 

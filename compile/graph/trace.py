@@ -155,7 +155,7 @@ def lower_graphs(spec: BundleSpec, graphs: Iterable[GraphSpec]) -> Iterator[tupl
 
 @functools.lru_cache(maxsize=2)
 def traced_pair(spec: BundleSpec, drafting: bool) -> Pair:
-    """The pair of a bundle's graphs: what one graph has traced of a layer, the others call."""
+    """Target and drafter of a bundle's graphs, which share the traces of their layers."""
     ctx = make_context(
         spec.kernels,
         spec.tp,

@@ -32,7 +32,7 @@ Records = dict[str, File]
 
 
 def check_toolchain(toolchain: str, spec: BundleSpec) -> None:
-    """Raise UserError if this machine lacks what a toolchain needs that a recipe names: neuron or model.pt."""
+    """Raise UserError if this machine cannot run the toolchain that a recipe names: neuron or model.pt."""
     if toolchain == MODEL:
         check_model(spec)
     elif toolchain == "neuron" and (why := sdk.missing(spec.kernels != "reference")):
@@ -42,9 +42,9 @@ def check_toolchain(toolchain: str, spec: BundleSpec) -> None:
 def add_compiled(
     plan: BundlePlan, staging: Staging, graphs: Records, recipe: Recipe, jobs: int = 0
 ) -> tuple[Records, Compiler]:
-    """The records of what the SDK adds to a staged bundle that has its graphs, and the manifest's entry.
+    """Add the SDK's files to a staged bundle that has its graphs. Returns their records and the manifest's entry.
 
-    ``jobs`` compilers run at a time, 0 for as many as memory and processors hold.
+    ``jobs`` compilers run at a time, 0 for as many as memory and processors allow.
     """
     launches, work = plan.spec.kernels != "reference", staging.folder / ".build" / "neuron"
     if recipe.toolchain == MODEL:
@@ -59,7 +59,7 @@ def add_compiled(
         made |= _specialise(staging, graphs, protos, work / KERNELS_FOLDER, versions)
         protos = {name: f"{KERNELS_FOLDER}/{name}.hlo.pb" for name in protos}
     records, neffs, logs, sizes = graphs | made, list[StagedFile](), list[StagedFile](), dict[str, int]()
-    # a first token needs the greedy set; the largest of the others begin first, so that the end has no long one
+    # the greedy graphs first: a first token needs them; then the largest first, so that no long one is left at the end
     greedy = {graph.key for graph in make_plan(replace(plan.spec, graphs="greedy")).graphs}
     for graph in sorted(plan.graphs, key=lambda g: (g.key not in greedy, -records[protos[g.key.name]].bytes)):
         name, line, hlo = graph.key.name, flags[flag_tag(graph.key)], protos[graph.key.name]
@@ -72,35 +72,31 @@ def add_compiled(
 
 
 def _make(staging: Staging, files: Sequence[StagedFile]) -> Records:
-    """The records of files, which are reused or made."""
+    """Reuse or make files; returns their records."""
     return {file[0]: staging.make(file) for file in files}
 
 
 def _make_neffs(staging: Staging, files: Sequence[StagedFile], sizes: Mapping[str, int], jobs: int) -> Records:
-    """The same of NEFFs, ``jobs`` compilers at a time, with a line on stderr for each.
+    """The records of NEFFs, ``jobs`` compilers at a time, with a line on stderr for each.
 
-    Raises UserError for the first that the compiler refuses, after all others are made.
+    Raises UserError for the first graph that the compiler refuses, after it has compiled all others.
     """
     made = {name: entry for name, recipe, _ in files if (entry := staging.reuse(name, recipe))}
-    missing = {name: sizes[name] for name, *_ in files if name not in made}
-    begun, ended, refused = dict[str, float](), dict[str, float](), list[str]()
-
-    def make(file: StagedFile) -> File:
-        begun[file[0]] = time.monotonic()
-        return staging.make(file)
-
+    begin, ended, refused = time.monotonic(), 0, list[str]()
+    missing = [file for file in files if file[0] not in made]
     with ThreadPoolExecutor(jobs) as pool:
-        names = {pool.submit(make, file): file[0] for file in files if file[0] in missing}
+        names = {pool.submit(staging.make, file): file[0] for file in missing}
         try:
             for done in as_completed(names):
-                ended[name := names[done]] = time.monotonic()
+                ended += sizes[name := names[done]]
                 try:
                     made[name] = done.result()
                 except UserError as error:
                     refused.append(str(error))
-                count, minutes = f"{len(ended)} of {len(missing)}", seconds_left(missing, begun, ended, jobs) / 60
-                took = f"{'made' if name in made else 'refused'} in {ended[name] - begun[name]:.0f} s"
-                print(f"{name} {took}: {count}, about {minutes:.0f} min to go", file=sys.stderr, flush=True)
+                # the time is in proportion to the size of the graphs
+                elapsed, left = time.monotonic() - begin, sum(sizes[file[0]] for file in missing) / ended - 1
+                state = f"{'compiled' if name in made else 'refused'} after {elapsed:.0f} s"
+                print(f"{name} {state}, about {elapsed * left / 60:.0f} min to go", file=sys.stderr, flush=True)
         finally:
             pool.shutdown(cancel_futures=True)
     if refused:
@@ -108,17 +104,10 @@ def _make_neffs(staging: Staging, files: Sequence[StagedFile], sizes: Mapping[st
     return made
 
 
-def seconds_left(sizes: Mapping[str, int], begun: Mapping[str, float], ended: Mapping[str, float], jobs: int) -> float:
-    """An estimate at the last end, by those that have ended: a graph's time is in proportion to its size."""
-    now, rate = max(ended.values()), sum(ended[n] - begun[n] for n in ended) / sum(sizes[n] for n in ended)
-    left = [max(0.0, rate * size - now + begun.get(name, now)) for name, size in sizes.items() if name not in ended]
-    return max([sum(left) / jobs, *left])
-
-
 def _specialise(
     staging: Staging, graphs: Records, protos: dict[str, str], work: Path, versions: dict[str, str]
 ) -> Records:
-    """Records of the graphs with the vendor's calls of kernels, and of the IR that they call."""
+    """Write the graphs with the vendor's kernel calls, and the IR that they call; returns the records."""
     code, configured, files = sources(_SPECIALISED_BY), dict[bytes, bytes](), list[StagedFile]()
 
     def write(file: str, path: Path) -> None:
@@ -136,7 +125,7 @@ def _specialise(
 
 
 def _compile(staging: Staging, hlo: str, work: Path, flags: str, neff: Path) -> None:
-    """One graph's NEFF; the compiler runs in a folder of its own, below which it finds the IR of kernels."""
+    """Compile one graph; the compiler runs in a separate folder, which contains the IR of the graph's kernels."""
     work.mkdir(parents=True, exist_ok=True)
     for name in specialise.binaries((staging.folder / hlo).read_bytes()) if hlo.startswith(KERNELS_FOLDER) else ():
         (work / name).parent.mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ def missing(launches_kernels: bool) -> str:
 def versions(*packages: str) -> dict[str, str]:
     """Package -> installed version."""
     named = {package: importlib.metadata.distributions(name=package) for package in packages}
-    return {package: next((d.version for d in found), "(unknown version)") for package, found in named.items()}
+    return {package: next((d.version for d in ds), "(unknown version)") for package, ds in named.items()}
 
 
 def default_jobs() -> int:
@@ -62,6 +62,6 @@ def compile_hlo(hlo: Path, neff: Path, log: Path, flags: str, folder: Path) -> N
     if done.returncode or not neff.is_file():
         last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
-            f"{COMPILER} ended with {done.returncode} on {hlo.name} and said: {last}; read {log}, change "
+            f"{COMPILER} failed on {hlo.name} with status {done.returncode}: {last}; read {log}, change "
             "compiler_flags, and run the command again: compiled graphs are reused"
         )

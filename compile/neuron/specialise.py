@@ -80,10 +80,10 @@ def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> byt
     work = folder / ".work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    found = _compiled(launch, operands, work)
-    call = json.loads(base64.b64decode(found.backend_config_b64))
-    aliases = {int(i): int(o) for i, o in dict(found.operand_output_aliases or {}).items()}
-    shapes = [(tuple(s.shape), np.dtype(s.dtype)) for s in found.output_specs]
+    config = _compiled(launch, operands, work)
+    call = json.loads(base64.b64decode(config.backend_config_b64))
+    aliases = {int(i): int(o) for i, o in dict(config.operand_output_aliases or {}).items()}
+    shapes = [(tuple(s.shape), np.dtype(s.dtype)) for s in config.output_specs]
     changed = {number: len(launch.results) + at for at, number in enumerate(launch.changed)}
     planned = [(r.shape, np.dtype(BY_NAME[r.dtype].numpy)) for r in launch.outputs(operands)]
     if aliases != changed or shapes != planned or call["grid"] not in ([], [LNC]):
@@ -100,7 +100,7 @@ def _configured(launch: Launch, operands: Sequence[Result], folder: Path) -> byt
 
 
 def _compiled(launch: Launch, operands: Sequence[Result], work: Path) -> Any:
-    """What nki gives a framework for a launch, its artifacts in `work`."""
+    """nki's configuration of a launch for a framework; its artifacts are in `work`."""
     # vendor seam
     vendor: Any = importlib.import_module(_SEAM)
     kernel, (function, arguments) = KERNELS[launch.kernel], _flat(launch)
@@ -121,9 +121,9 @@ def _compiled(launch: Launch, operands: Sequence[Result], work: Path) -> Any:
 def _flat(launch: Launch) -> tuple[Callable[..., Any], list[Any]]:
     """The kernel's function for a framework, and its arguments.
 
-    It returns what it changes too, as the vendor's own do: nki sees aliases. Its tensors are parameters one by one:
-    frameworks name the operands of a call by the parameters, and take a tuple for a constant (nki-library calls its
-    transformer kernel, which takes lists of weights, through such a function: test_transformer_tkg.py).
+    The function also returns what it changes in place, as the vendor's kernels do, so that nki sees aliases. Each
+    tensor is a parameter: frameworks name a call's operands by the parameters, and take a tuple for a constant
+    (nki-library calls its transformer kernel through such a function: test_transformer_tkg.py).
     """
     function: Callable[..., Any] = KERNELS[launch.kernel].func
     leaves: dict[str, Any] = {}
@@ -141,8 +141,8 @@ def _flat(launch: Launch) -> tuple[Callable[..., Any], list[Any]]:
     @functools.wraps(function)
     def returning(*args: Any, **kwargs: Any) -> Any:
         given = list(signature.bind(*args, **kwargs).arguments.values())
-        found = function(*filled(nested, given))
-        results = (found if isinstance(found, tuple) else (found,))[: len(launch.results)]
+        returned = function(*filled(nested, given))
+        results = (returned if isinstance(returned, tuple) else (returned,))[: len(launch.results)]
         return (*results, *(given[plain.index(f"#{number}")] for number in launch.changed))
 
     returning.__signature__ = signature  # type: ignore[attr-defined]

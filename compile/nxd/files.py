@@ -72,7 +72,7 @@ def model_files(
 
 
 def neuron_config(spec: BundleSpec) -> str:
-    """The text of the file from which NxDI 0.6 to 0.9 learns a model's sizes; it has defaults for all other fields."""
+    """neuron_config.json, which gives NxDI 0.6 to 0.9 a model's sizes; NxDI has defaults for all other fields."""
     value = _model(spec.target_config, spec.target, _neuron(spec, speculation=spec.k > 0))
     if isinstance(spec.draft_config, Qwen3Config):
         draft = _model(spec.draft_config, spec.draft, _neuron(spec, speculation=False))
@@ -86,8 +86,8 @@ def neuron_config(spec: BundleSpec) -> str:
 def _model(config: Qwen3Config, name: str, neuron: dict[str, Any]) -> dict[str, Any]:
     end = config.eos_token_ids[0] if config.eos_token_ids else None
     scaling = config.rope_scaling and config.rope_scaling.as_hf()
-    own = {"_name_or_path": name, "eos_token_id": end, "neuron_config": neuron, "rope_scaling": scaling}
-    return _QWEN3 | {field: getattr(config, field) for field in _SIZES} | own
+    fields = {"_name_or_path": name, "eos_token_id": end, "neuron_config": neuron, "rope_scaling": scaling}
+    return _QWEN3 | {field: getattr(config, field) for field in _SIZES} | fields
 
 
 def _neuron(spec: BundleSpec, speculation: bool) -> dict[str, Any]:

@@ -30,7 +30,7 @@ REQUEST_COUNTS = "request_counts"
 
 
 def nxdi_graphs(plan: BundlePlan) -> dict[str, list[GraphSpec]]:
-    """Tag -> a graph for each bucket: whole prompts, and steps of the bundle's k."""
+    """Tag -> a graph for each bucket: unchunked prompts, and steps of the bundle's k."""
     spec, prompt = plan.spec, next(g for g in plan.graphs if g.key.stage is Stage.PREFILL)
     # without counts a prompt has no logits processors
     state = tuple(t for t in prompt.state if t.name != COUNTS)

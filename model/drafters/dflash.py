@@ -127,7 +127,7 @@ class DFlashModel(Qwen3):
         scores_RV = torch.where(sampled_R1, logits_RV / params.divisor_R[:, None] + noise_RV, logits_RV)
         scores_RC, ids_RC = best_ids(ops, scores_RV, shard.ids_V.expand_as(scores_RV))
         # a vocabulary of fewer than C ids: repeat the last id
-        places_RC = (ids_RC - shard.start_11).clamp(max=shard.width - 1)
+        places_RC = (ids_RC - shard.start_11).clamp(min=None if shard.last is None else 0, max=shard.width - 1)
         picked = (_gather_columns(t, places_RC) for t in (logits_RV, noise_RV))
         candidates = torch.stack((scores_RC, (places_RC + shard.start_11).float(), *picked))
         candidates = self.ctx.all_gather_vocab(candidates, shard)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from model.cache import AttentionMetadata, Cache
 from model.context import Context, M
-from model.layers import Head, Layers, RMSNorm
+from model.layers import Head, Layers, RMSNorm, mask_padding
 from model.nki.launches import LAYERS, like, padded_table
 from model.ops import Ops
 from model.qwen3 import MLP, Attention
@@ -138,9 +138,11 @@ class PackedHead(nn.Module):
     def __init__(self, head: Head, pack_head: Callable[..., Tensor], run: Run) -> None:
         super().__init__()
         self.run, self.ids, self.packed = run, len(head.weight), nn.Parameter(pack_head(head.weight.data))
+        self.vocab, self.tp = head.vocab, head.ctx.tp
 
     def forward(self, x_BNE: Tensor, rank_11: Tensor) -> Tensor:
-        return product(self.run, x_BNE, self.packed)[..., : self.ids].float()
+        logits = product(self.run, x_BNE, self.packed)[..., : self.ids].float()
+        return mask_padding(logits, rank_11, self.vocab, self.tp)
 
 
 class PackedMLP(nn.Module):

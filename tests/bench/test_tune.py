@@ -37,7 +37,6 @@ def formulas(monkeypatch: pytest.MonkeyPatch) -> None:
         return scales[end] * (size * 16 / shard.tp / lnc + 5 * shard.rows) / (64 / count if count else 1)
 
     monkeypatch.setattr(passes, "layers_us", us)
-    monkeypatch.setattr(passes, "layer_us", lambda shard, attention, end, lnc: us(shard, end, lnc, count=1))
     monkeypatch.setattr(passes, "kernel_us", lambda case, end="nominal": 2.0 * scales[end])
 
 
@@ -84,7 +83,8 @@ def test_a_step_is_a_launch_drafter_passes_and_a_target_pass() -> None:
         ends = [drafters.step_us(setup, 7, end) for end in CASES]
         assert ends == sorted(ends)
     shard = Shard("32B", 32, 4, 5)
-    between = passes.embedding_us(shard) + passes.layers_us(shard) + passes.head_us(shard)
+    embedding = passes.collective_us(32, shard.rows * shard.config.hidden_size * 2)
+    between = embedding + passes.layers_us(shard) + passes.head_us(shard)
     assert drafters.pass_us(Setup("n-gram"), "32B", 5) == pytest.approx(between, rel=0.02)
     assert [Setup("chain 1.7B", 32, batch).max_k for batch in (1, 16, 64)] == [15, 7, 1]
     # fc only in the first pass of EAGLE-3

@@ -27,7 +27,7 @@ def fresh(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the pair's target, which has few files."""
+    """A bundle of the tiny target, which has few files."""
     folder = tmp_path_factory.mktemp("built")
     write_pair(folder)
     return build(spec(folder, k=0, batch=1))
@@ -41,7 +41,7 @@ def bundle(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with neuronx-cc alone, a stand-in that looks for the kernels that a graph calls: its folder."""
+    """The folder of a stand-in for neuronx-cc, without nki; it looks for the kernels that a graph calls."""
     fake_sdk.write_compiler(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     return tmp_path / "bin"

@@ -60,8 +60,8 @@ def _config(kernel: CompileKernel, inputs: dict[str, Any]) -> Any:
     aliases: dict[int, int] = {}
 
     def traced(*given: Any) -> Any:
-        found, fresh = kernel.func(*given), []
-        for at, value in enumerate(found if isinstance(found, tuple) else (found,)):
+        actual, fresh = kernel.func(*given), []
+        for at, value in enumerate(actual if isinstance(actual, tuple) else (actual,)):
             same = [name for name, one in zip(inputs, given, strict=True) if one is value]
             if same:
                 aliases[tensors.index(same[0])] = at
@@ -96,7 +96,7 @@ def _config(kernel: CompileKernel, inputs: dict[str, Any]) -> Any:
 
 
 def install(patch: pytest.MonkeyPatch) -> None:
-    """Let the seam be found, and our kernels be what the vendor's `nki.jit` would have made of them."""
+    """Install the seam, and wrap our kernels as the vendor's `nki.jit` would."""
     patch.setitem(sys.modules, "nki.framework.compiled", SimpleNamespace(CompileKernel=CompileKernel))
     for name, kernel in KERNELS.items():
         patch.setitem(KERNELS, name, Kernel(kernel.fn))

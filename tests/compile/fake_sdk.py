@@ -109,11 +109,11 @@ class ModelBuilder:
         for key, entry in self.added.items():
             entry["instance"].load_module()
             for index, inputs in enumerate(entry["inputs"]):
-                found, aliases = entry["instance"].get(index)
-                outputs, parameters = found(*inputs), {id(p) for p in found.parameters()}
+                actual, aliases = entry["instance"].get(index)
+                outputs, parameters = actual(*inputs), {id(p) for p in actual.parameters()}
                 assert all(id(p) in parameters for p in aliases)
                 # NxDI's host takes one output of a target, four of a pair; every later one is state
-                visible = 4 if any(n.startswith("draft") for n, _ in found.named_parameters()) else 1
+                visible = 4 if any(n.startswith("draft") for n, _ in actual.named_parameters()) else 1
                 assert sorted(aliases.values()) == list(range(visible, len(outputs)))
                 assert all((outputs[i].shape, outputs[i].dtype) == (p.shape, p.dtype) for p, i in aliases.items())
                 shape = str([list(t.shape) for t in inputs])

@@ -32,7 +32,7 @@ from tests.hostile.kills import kills
 from trnspec.bundle import manifest
 from trnspec.bundle.checkpoint import Checkpoint
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.bundle.opening import damage, open_bundle, read_bundle
+from trnspec.bundle.opening import corrupt_files, open_bundle, read_bundle
 from trnspec.bundle.plan import make_plan
 
 SMALL: dict[str, Any] = {"k": 0, "batch": 1}
@@ -60,7 +60,7 @@ def _there(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _changed(folder: Path, before: dict[str, tuple[int, int]]) -> set[str]:
-    return {name for name, found in _there(folder).items() if before.get(name) != found}
+    return {name for name, actual in _there(folder).items() if before.get(name) != actual}
 
 
 def test_a_second_build_makes_only_what_is_lost(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_a_second_build_makes_only_what_is_lost(fresh: Path, monkeypatch: pytest
         assert (again.made, again.reused) == (1, first.made - 1)
         assert _changed(first.path, before) == {lost, *made_anew}
     assert all((first.path / g.file).read_bytes() == g.file.encode() for g in read_bundle(first.path).graphs)
-    assert damage(read_bundle(first.path)) == []
+    assert corrupt_files(read_bundle(first.path)) == []
     assert sorted(p.name for p in fresh.iterdir()) == ["bundle", "draft", "target"]
 
 
@@ -125,11 +125,11 @@ def test_a_plan_is_made_once(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsy
     flags = ["--target", str(fresh / "target"), "--k", "0", "--tp", "1", "--max-len", "128", "--json"]
     for new, reused in ((7, 0), (0, 7)):
         build_command([*flags, "--out", str(fresh / "out")])
-        said = capsys.readouterr()
-        cost = json.loads(said.out)["cost"]
+        message = capsys.readouterr()
+        cost = json.loads(message.out)["cost"]
         assert (cost["made"], cost["reused"]) == (new, reused)
         assert 0 < cost["wall_seconds"] < 600
-        assert f"{new} files made, {reused} reused; " in said.err
+        assert f"{new} files made, {reused} reused; " in message.err
     assert len(made) == 2
 
 
@@ -177,7 +177,7 @@ def test_a_build_killed_at_any_write_is_no_bundle_or_a_complete_one(
             break
         without += not (out / MANIFEST).exists()
         if (out / MANIFEST).exists():
-            assert damage(read_bundle(out)) == []
+            assert corrupt_files(read_bundle(out)) == []
         _built(fresh, "killed")
         assert read_bundle(out).files == expected
         assert not list(fresh.glob(".killed*"))
@@ -212,10 +212,10 @@ def test_places_that_no_bundle_can_have_are_sentences(fresh: Path, monkeypatch: 
     (fresh / "file").touch()
     notes = _built(fresh, "noted").path / "notes.txt"
     notes.write_text("mine", encoding="utf-8")
-    for out, said in (("/", "cannot be a bundle's folder"), ("loop", "cannot be"),
-                      ("file", "cannot be a bundle's folder"), ("noted", "notes.txt is no file of a bundle"),
-                      ("/dev/shm", "cannot be"), ("strange", "is not empty and holds no bundle")):  # fmt: skip
-        with pytest.raises((UserError, OSError), match=rf"{said}|symbolic links"):
+    for out, message in (("/", "cannot be a bundle's folder"), ("loop", "cannot be"),
+                      ("file", "cannot be a bundle's folder"), ("noted", "notes.txt is not a file of a bundle"),
+                      ("/dev/shm", "cannot be"), ("strange", "is not empty and is not a bundle")):  # fmt: skip
+        with pytest.raises((UserError, OSError), match=rf"{message}|symbolic links"):
             _built(fresh, out, k=1)
     assert notes.read_text(encoding="utf-8") == (fresh / "strange/letter.txt").read_text(encoding="utf-8") == "mine"
     needed = (64 << 20) + 2 * make_plan(spec(fresh, **SMALL, tp=2).bundle).weight_bytes
@@ -227,17 +227,17 @@ def test_places_that_no_bundle_can_have_are_sentences(fresh: Path, monkeypatch: 
     "where", [".bundle.building", ".bundle.building/bundle/weights", "bundle/hlo", f"bundle/{BUILD}"]
 )
 def test_a_build_writes_through_no_link(fresh: Path, where: str) -> None:
-    theirs, link = fresh / "theirs", fresh / where
-    theirs.mkdir()
-    (theirs / "letter.safetensors").write_bytes(b"mine")
+    stored, link = fresh / "theirs", fresh / where
+    stored.mkdir()
+    (stored / "letter.safetensors").write_bytes(b"mine")
     _built(fresh)
     if link.is_dir():
         shutil.rmtree(link)
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(theirs)
+    link.symlink_to(stored)
     with contextlib.suppress(UserError):
         _built(fresh, k=1)
-    assert {p.name: p.read_bytes() for p in theirs.iterdir()} == {"letter.safetensors": b"mine"}
+    assert {p.name: p.read_bytes() for p in stored.iterdir()} == {"letter.safetensors": b"mine"}
     if link.is_symlink():
         link.unlink()
     assert _built(fresh, k=1).path
@@ -273,10 +273,16 @@ def test_graphs_are_made_again_for_other_options(fresh: Path) -> None:
 
 
 def test_a_bundle_has_the_target_s_tokenizer_and_templates(fresh: Path) -> None:
-    names = {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"}
-    for name in names - {"tokenizer.json"}:
-        (fresh / "target" / name).touch()
-    assert {p.name for p in (_built(fresh, k=1).path / "tokenizer").iterdir()} == names
+    contents = {
+        "tokenizer_config.json": "{}",
+        "generation_config.json": '{"eos_token_id": [7]}',
+        "chat_template.jinja": "{}",
+    }
+    for name, content in contents.items():
+        (fresh / "target" / name).write_text(content, encoding="utf-8")
+    copies = {p.name: p.read_bytes() for p in (_built(fresh, k=1).path / "tokenizer").iterdir()}
+    assert copies.keys() == {"tokenizer.json", *contents}
+    assert all(content == (fresh / "target" / name).read_bytes() for name, content in copies.items())
 
 
 def _files_that_run(call: Callable[[], object]) -> set[str]:

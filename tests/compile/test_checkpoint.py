@@ -15,7 +15,7 @@ from torch import Tensor
 from compile.bundle.cutting import Cutter, _Shard
 from model.config import config_from_dict, load_config
 from model.nki.fused_layer import PACKED_ATTENTION, PACKED_MLP
-from model.weights import Packing, shard_file
+from model.weights import Packing, decoder_weights, shard_file
 from nki_kernels.layer import pack_weights
 from tests.compile.tiny import BASE, flip, refused, shard_of, spec, write_model
 from trnspec.bundle.checkpoint import Checkpoint
@@ -24,7 +24,7 @@ from trnspec.bundle.part import checkpoint_shapes
 from trnspec.bundle.plan import make_plan
 
 NAME, INDEX = "model.layers.1.mlp.up_proj.weight", "model.safetensors.index.json"
-NO_INDEX, TWO_FILES = "is not a checkpoint index", {"a": "model.safetensors", "b": "other.safetensors"}
+NO_FILE, TWO_FILES = ", which is not a file name", {"a": "model.safetensors", "b": "other.safetensors"}
 
 
 def _weight(change: Callable[[Tensor], Tensor | None]) -> Callable[[Path], object]:
@@ -50,27 +50,88 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
               "has unknown model.layers.7.surprise"),
     "truncated": (lambda f: f.write_bytes(f.read_bytes()[:-100]), "is truncated or corrupted"),
     "garbage": (lambda f: f.write_bytes(b"\xff" * 200), "is truncated or corrupted"),
-    "absent": (Path.unlink, "model.safetensors does not exist"),
     "twice": (lambda f: (save_file({NAME: load_file(f)[NAME] + 1}, f.with_name("other.safetensors")),
                          f.with_name(INDEX).write_text(json.dumps({"weight_map": TWO_FILES}), encoding="utf-8")),
               f"has {NAME} in two files"),
-    **{f"index {text}": (lambda f, text=text: f.with_name(INDEX).write_text(text, encoding="utf-8"), said)
-       for text, said in {
-           "{}": NO_INDEX, "{": NO_INDEX, '{"weight_map": ["a"]}': NO_INDEX, '{"weight_map": {"a": 7}}': NO_INDEX,
-           '{"weight_map": {"a": "../b"}}': "'../b' is not a file name",
+    **{f"index {text}": (lambda f, text=text: f.with_name(INDEX).write_text(text, encoding="utf-8"), message)
+       for text, message in {
+           "{}": NO_FILE, "{": "cannot be read as JSON", '{"weight_map": ["a"]}': NO_FILE,
+           '{"weight_map": {"a": 7}}': "lists 7, which", '{"weight_map": {"a": "../b"}}': "lists '../b', which",
            '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}': "00002.safetensors does not exist"}.items()},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_files_are_refused(fresh: Path, case: str) -> None:
-    (act, said), config = DAMAGED[case], spec(fresh).bundle.target_config
+    (act, message), config = DAMAGED[case], spec(fresh).bundle.target_config
     act(fresh / "target" / "model.safetensors")
-    refused(lambda: shard_of(Checkpoint(fresh / "target", config), 0, 1, torch.float32, Packing()), said)
+    refused(lambda: shard_of(Checkpoint(fresh / "target", config), 0, 1, torch.float32, Packing()), message)
+
+
+def _renamed(change: Callable[[str], str]) -> Callable[[Path], None]:
+    return lambda file: save_file({change(name): t for name, t in load_file(file).items()}, file)
+
+
+def _moved(name: str) -> Callable[[Path], object]:
+    return lambda file: file.rename(file.with_name(name))
+
+
+def _tied(difference: float) -> Callable[[Path], None]:
+    def act(file: Path) -> None:
+        config, tensors = file.with_name("config.json"), load_file(file)
+        config.write_text(
+            config.read_text(encoding="utf-8").replace('embeddings": false', 'embeddings": true'), "utf-8"
+        )
+        head = tensors["model.embed_tokens.weight"].clone()
+        head[-1, -1] += difference
+        save_file(tensors | {"lm_head.weight": head}, file)
+
+    return act
+
+
+# what a user may have instead of a checkpoint, and the sentence; "" for what builds
+FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a tied head of equal numbers": (_tied(0.0), ""),
+    "a tied head": (_tied(1e-3), "has lm_head.weight, which differs from the embedding"),
+    "another name": (_moved("model-00001-of-00001.safetensors"), ""),
+    **{name: (_moved(name), f"has its weights in {name}; only safetensors") for name in (
+        "pytorch_model.bin", "consolidated.safetensors", "consolidated.00.pth", "model.gguf",
+        "adapter_model.safetensors")},
+    "an adapter": (lambda f: f.with_name("adapter_config.json").touch(), "is an adapter; merge it"),
+    "without its head": (_renamed(lambda n: n.removeprefix("model.").replace("lm_head", "norm2")),
+                         "input_layernorm.weight and a head"),
+    "a longer prefix": (_renamed(lambda n: n.replace("model.", "model.language_model.")),
+                        "has model.language_model.layers.0.input_layernorm.weight, expected model.layers.0"),
+    "compiled": (_renamed(lambda n: f"_orig_mod.{n}"), "has _orig_mod.model.layers.0.input_layernorm.weight, expected"),
+    "scales": (_renamed(lambda n: n.replace("q_proj.weight", "q_proj.weight_scale_inv")), "is quantized: it has"),
+    "lora": (_renamed(lambda n: n.replace("q_proj.weight", "q_proj.lora_A.weight")), "is an adapter: it has"),
+    "int8": (_weight(lambda t: t.to(torch.int8)), f"{NAME} is I8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_what_is_no_checkpoint_is_refused_before_a_build(fresh: Path, case: str) -> None:
+    act, message = FOLDERS[case]
+    act(fresh / "target/model.safetensors")
+    if message:
+        refused(lambda: spec(fresh, k=0).check(), message)
+    else:
+        spec(fresh, k=0).check()
+
+
+def test_a_vocabulary_that_ranks_do_not_divide_is_padded(tmp_path: Path) -> None:
+    """Of 67 ids each of 32 ranks has three rows; the last nine ranks have zeros."""
+    write_model(tmp_path / "target", 1, vocab_size=67, intermediate_size=64, num_key_value_heads=4)
+    opened = Checkpoint(tmp_path / "target", load_config(str(tmp_path / "target")))
+    tensors = load_file(tmp_path / "target/model.safetensors")
+    for name, stored in (("embed_tokens.weight", "model.embed_tokens.weight"), ("lm_head.weight", "lm_head.weight")):
+        weight = next(w for w in decoder_weights(opened.config, Packing()) if w.name == name)
+        rows = torch.cat([*opened.shards(weight, 32, torch.float32)])
+        assert torch.equal(rows, torch.cat((tensors[stored], torch.zeros(29, 32))))
 
 
 def test_a_checkpoint_of_many_files_is_that_of_one(fresh: Path) -> None:
-    """In bf16, as Hugging Face stores large ones: numbered files and an index."""
+    """In bf16, as Hugging Face stores large ones: numbered files, with an index and without."""
     config, tensors = spec(fresh).bundle.target_config, load_file(fresh / "target/model.safetensors")
     (fresh / "many").mkdir()
     index = {name: f"model-{at % 3 + 1:05}-of-00003.safetensors" for at, name in enumerate(tensors)}
@@ -79,12 +140,14 @@ def test_a_checkpoint_of_many_files_is_that_of_one(fresh: Path) -> None:
         save_file(part, fresh / "many" / file, metadata={"format": "pt"})
     (fresh / "many" / INDEX).write_text(json.dumps({"weight_map": index}), encoding="utf-8")
     one, many = (Checkpoint(fresh / name, config) for name in ("target", "many"))
+    (fresh / "many" / INDEX).unlink()
+    assert Checkpoint(fresh / "many", config).files == many.files
     assert [file.name for file in many.files] == sorted(set(index.values()))
     for rank in range(2):
-        expected, found = (shard_of(c, rank, 2, torch.bfloat16, Packing()) for c in (one, many))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in found)
-        assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"].bfloat16().chunk(2)[rank])
+        expected, actual = (shard_of(c, rank, 2, torch.bfloat16, Packing()) for c in (one, many))
+        assert actual.keys() == expected.keys()
+        assert all(torch.equal(actual[name], expected[name]) for name in actual)
+        assert torch.equal(actual["lm_head.weight"], tensors["lm_head.weight"].bfloat16().chunk(2)[rank])
     cutter = Cutter(make_plan(spec(fresh, k=0).bundle), {"target": fresh / "many"})
     before = cutter.recipes()
     flip(many.files[-1])
@@ -117,7 +180,7 @@ def test_each_rank_of_a_padded_draft_has_its_heads(tmp_path: Path) -> None:
 
 
 def test_packed_weights_are_those_of_the_parts(tmp_path: Path) -> None:
-    """The table packs as the kernels' own functions do, each rank its part."""
+    """Each rank's packed weights are what the kernels' functions pack."""
     sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
     write_model(tmp_path / "target", 1, head_dim=128, **sizes)
     opened = Checkpoint(tmp_path / "target", load_config(str(tmp_path / "target")))

@@ -36,7 +36,7 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_graph_is_what_the_plan_says(base: Path, case: dict[str, Any], part: int) -> None:
+def test_every_graph_is_what_is_planned(base: Path, case: dict[str, Any], part: int) -> None:
     """A device's runtime finds tensors by name, and state must be aliased, all of it in its own order."""
     plan = make_plan(spec(base, **case).bundle)
     for graph in plan.graphs[part::4]:
@@ -73,8 +73,8 @@ def test_a_graph_that_is_not_what_is_planned_is_not_built(base: Path, monkeypatc
     # the layers of target and draft have their own epsilon
     assert min(proto.count(np.float32(epsilon).tobytes()) for epsilon in (1e-6, 0.1)) > 1
     other = next(g for g in plan.graphs if g.weights != graph.weights)
-    said = f"{other.file} is not what is planned: ", "report it"
-    refused(lambda: list(lower_graphs(plan.spec, [graph, other])), *said)
+    message = f"{other.file} is not what is planned: ", "report it"
+    refused(lambda: list(lower_graphs(plan.spec, [graph, other])), *message)
 
 
 def _all(module: Any) -> list[Any]:
@@ -86,8 +86,8 @@ def _first(module: Any, opcode: str) -> Any:
 
 
 def _parameters(module: Any) -> list[Any]:
-    found = [i for i in hlo.entry(module).instructions if i.opcode == "parameter"]
-    return sorted(found, key=lambda i: i.parameter_number)
+    actual = [i for i in hlo.entry(module).instructions if i.opcode == "parameter"]
+    return sorted(actual, key=lambda i: i.parameter_number)
 
 
 def _root(module: Any) -> Any:
@@ -123,7 +123,32 @@ def _opcode(name: str, old: str = "sine") -> Callable[[Any], None]:
     return lambda module: setattr(_first(module, old), "opcode", name)
 
 
+def _loop(edit: Callable[[Any, Any, Any], object]) -> Callable[[Any], None]:
+    """An edit of the first loop: its operand, the counter in its body, its condition's limit."""
+
+    def act(module: Any) -> None:
+        loop = _first(module, "while")
+        body, condition = (next(c for c in module.computations if c.id == i) for i in loop.called_computation_ids)
+        named = {i.id: i for i in _all(module)}
+        root, limit = named[body.root_id], named[named[condition.root_id].operand_ids[1]]
+        edit(named[named[loop.operand_ids[0]].operand_ids[0]], named[root.operand_ids[0]], limit)
+
+    return act
+
+
+NO_LOOP = "it cannot be followed (a loop does not count"
+
+
+def _many_rounds(start: Any, counter: Any, limit: Any) -> None:
+    limit.literal.s32s[:] = [1 << 30]
+
+
 DEPARTURES: dict[Callable[[Any], Any], str] = {
+    _loop(_many_rounds): "it computes ",
+    _loop(lambda start, *_: start.literal.s32s.__setitem__(0, -9)): NO_LOOP,
+    _loop(lambda _, counter, __: setattr(counter, "opcode", "multiply")): NO_LOOP,
+    _loop(lambda *actual: setattr(actual[2], "opcode", "iota")): NO_LOOP,
+    lambda module: _first(module, "dot").shape.dimensions.__setitem__(0, 1 << 60): "it computes ",
     lambda module: _swap_numbers(_parameters(module)[5:7]): "parameter ",
     _swap_results: "result 0 is accepted_tokens int32 (2, 1), expected accepted_tokens int32 (2, 4)",
     lambda module: setattr(_parameters(module)[0].frontend_attributes.map[0], "value", "x"): "parameter 0 is x ",
@@ -138,13 +163,15 @@ DEPARTURES: dict[Callable[[Any], Any], str] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("mutation", "said"), DEPARTURES.items(), ids=lambda v: v[:40] if isinstance(v, str) else "")
-def test_each_departure_is_named(base: Path, mutation: Callable[[Any], Any], said: str) -> None:
+@pytest.mark.parametrize(
+    ("mutation", "message"), DEPARTURES.items(), ids=lambda v: v[:40] if isinstance(v, str) else ""
+)
+def test_each_departure_is_named(base: Path, mutation: Callable[[Any], Any], message: str) -> None:
     plan, graph, proto = _fused(base)
     module = hlo.parse(proto)
     mutation(module)
-    found = violations(graph, module.SerializeToString(), plan.spec)
-    assert [s for s in found if s.startswith(said)], found
+    actual = violations(graph, module.SerializeToString(), plan.spec)
+    assert [s for s in actual if s.startswith(message)], actual
 
 
 def test_what_is_no_proto_is_a_clause(base: Path) -> None:
@@ -184,12 +211,12 @@ WRONG: dict[str, Callable[[jax.Array], Any]] = {
 }
 
 
-@pytest.mark.parametrize("said", WRONG)
-def test_wrong_operations_are_named(base: Path, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # jax's own look-up by a constant has operations that no build writes
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_operations_are_named(base: Path, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # jax's look-up by a constant has operations that no build writes
     monkeypatch.setattr(contract, "OPCODES", OPCODES | {"clamp"})
-    module = _proto(WRONG[said], jnp.arange(3, dtype=jnp.int32))
-    assert said in list(contract._instruction_faults(module, _fused(base)[0].spec))
+    module = _proto(WRONG[message], jnp.arange(3, dtype=jnp.int32))
+    assert message in list(contract._instruction_faults(module, _fused(base)[0].spec))
 
 
 def _call(*operands: Tensor) -> tuple[Tensor, ...]:
@@ -211,15 +238,15 @@ CALLS: dict[Callable[[Any], Any], str] = {
     _text(b"[3, 4]", b"[999, 4]"): "text is no launch",
     lambda call: call.ClearField("backend_config"): "text is no launch",
     lambda call: call.ClearField("output_operand_aliasing"): "decode_layers without what it writes in place",
-    # XLA would call it without the text
+    # XLA would call it without its configuration
     lambda call: setattr(call, "custom_call_api_version", 1): "decode_layers in a form no build writes",
     lambda call: setattr(call, "custom_call_target", "xla_python_cpu_callback"): "it calls xla_python_cpu_callback",
 }
 
 
-@pytest.mark.parametrize(("edit", "said"), CALLS.items(), ids=lambda v: v if isinstance(v, str) else "")
-def test_a_forged_kernel_call_is_named(base: Path, edit: Callable[[Any], Any], said: str) -> None:
-    """Memory of the process is what a call's text says: nothing but a whole launch of ours may run."""
+@pytest.mark.parametrize(("edit", "message"), CALLS.items(), ids=lambda v: v if isinstance(v, str) else "")
+def test_a_forged_kernel_call_is_named(base: Path, edit: Callable[[Any], Any], message: str) -> None:
+    """The CPU trusts a call's configuration for memory: only a complete launch of ours may run."""
     rows, cache = jnp.ones((1, 1, 1, 64)), jnp.ones((1, 1, 64, 64))
     operands = rows, rows, rows, cache, cache, jnp.zeros((1, 1), jnp.int32)
     plan = make_plan(spec(base, tp=2, kernels="nki").bundle)
@@ -227,5 +254,5 @@ def test_a_forged_kernel_call_is_named(base: Path, edit: Callable[[Any], Any], s
     assert list(contract._instruction_faults(module, plan.spec)) == []
     with contextlib.suppress(StopIteration):
         edit(_first(module, "custom-call"))
-    (found,) = contract._instruction_faults(module, plan.spec)
-    assert said in found
+    (actual,) = contract._instruction_faults(module, plan.spec)
+    assert message in actual

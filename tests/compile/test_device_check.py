@@ -137,14 +137,14 @@ def _word(name: str) -> str:
 
 # first word of a check -> a fault, and what the check says of it
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str]] = {
-    "environment": (lambda patch, folder: fake_sdk.write_neuron_ls(folder / "bin", "[]"), "neuron-ls lists no device"),
+    "environment": (lambda patch, folder: fake_sdk.write_neuron_ls(folder / "bin", "[]"), "neuron-ls lists no free device"),
     "runtime": (lambda patch, folder: patch.delattr("nrtpy.NrtpyModel.benchmark"), "nrtpy has no benchmark"),
     "psum": (_lose_first_products, "chain 3 in one tensor has [6.0] of its products 1 + 2 + 4"),
-    "compile": (_refuse, "neuronx-cc ended with 1"),
+    "compile": (_refuse, "with status 1: "),
     "run": (_set("wrong"), "wrong numbers in run 1"),
     "reload": (_set("reload"), "replica group signature mismatch"),
     "kernel": (lambda patch, folder: patch.setattr(table, "run", _off), "result 0 is off by "),
-    "build": (_refuse, "neuronx-cc ended with 1"),
+    "build": (_refuse, "with status 1: "),
     "ids": (_set("wrong"), "on the CPU; their log-probabilities differ by"),
     "bench": (lambda patch, folder: shutil.rmtree(next(folder.glob("*_kernel-*"))), "nki left 0 NEFFs"),
     "time": (_set("early"), "0.0 us on the device"),
@@ -156,7 +156,7 @@ EACH = [name for name in BY_NAME if _word(name) not in ("bench", "time") or prob
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (_word(n) in SLOW)) for n in EACH])
 def test_a_check_passes_and_a_planted_fault_fails_it(name: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, said = FAULTS[_word(name)]
+    plant, message = FAULTS[_word(name)]
     leave_neff(machine / probes.TIMED[0].replace("/", "-"))
     needed = [need for of in BY_NAME[name].needs for need in (*BY_NAME[of].needs, of)]
     for check in (*needed, name):
@@ -165,7 +165,7 @@ def test_a_check_passes_and_a_planted_fault_fails_it(name: str, machine: Path, m
     plant(monkeypatch, machine)
     outcome = outcome_of(BY_NAME[name], machine)
     assert outcome["state"] == "FAILED"
-    assert said in outcome["saw"]
+    assert message in outcome["saw"]
     assert _word(name) != "kernel" or _launched(name) <= set(LAUNCHED)
 
 
@@ -193,9 +193,9 @@ def test_ranks_that_hang_end_with_their_check_in_time(
 ) -> None:
     monkeypatch.setattr(device_check, "CHECKS", [replace(check, seconds=8) for check in CHECKS])
     monkeypatch.setenv("NRTPY_FAULT", "hang")
-    for name, said in (("compile all-gather", "NEFF bytes"), ("run all-gather", "it was ended, after 8 s")):
+    for name, message in (("compile all-gather", "NEFF bytes"), ("run all-gather", "it was ended, after 8 s")):
         main(["--out", str(machine), "--in-this-process", name])
-        assert said in capsys.readouterr().out
+        assert message in capsys.readouterr().out
     signal.alarm(0)
 
 
@@ -239,7 +239,7 @@ def test_rejected_drafts_lacking_ids_and_ties(right: Answered) -> None:
     assert _compared(right, lambda *_: False)["margins of ties"] == []
     refused(lambda: _compared(right, lambda *_: False, steps=2), "on the CPU: drafts are rejected")
     short = [Result(result.ids[:-1]) for result in right[2]]
-    refused(lambda: ids.compared(*right[:2], short, right[2], lambda of: 0), "235 ids came, 236 from the CPU")
+    refused(lambda: ids.compared(*right[:2], short, right[2], lambda of: 0), "235 ids were generated, and 236 on the CPU")
     facts = _compared(right, lambda prompt, at: (prompt, at) == (20, 200), apart=0)
     assert facts["margins of ties"] == [0.0]
     assert facts["ids"] == sum(len(result.ids) for result in right[2]) - 56

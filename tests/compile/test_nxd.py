@@ -1,4 +1,4 @@
-"""model.pt for NxDI: its host gets our step's ids, its builder what it asks for, and only its recipe builds it."""
+"""model.pt for NxDI: its host gets our ids, its builder gets its required arguments, and only a recipe builds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.compile.nxdi_host import Host, Served, Tensors
 from tests.compile.tiny import refused, spec, write_noisy_pair
 from tests.eager_graphs import EagerGraphs, eager_graphs
 from tests.model.family import untraced
-from trnspec.bundle.opening import damage, read_bundle
+from trnspec.bundle.opening import corrupt_files, read_bundle
 from trnspec.bundle.plan import BundlePlan, make_plan
 from trnspec.bundle.spec import BundleSpec
 from trnspec.engine.config import engine_config
@@ -92,7 +92,7 @@ def test_nxdi_s_host_gets_the_ids_of_our_step(base: Path, k: int, arrive: int) -
     model = ModelPt(make_plan(built.bundle), dict(graphs.pair.state_dict()))
     served, host = _sequences(), Host(model, k, built.bundle.batch, built.bundle.buckets)
     host.serve(served, arrive)
-    assert {1, arrive} < set(host.batches), "whole and partial batches"
+    assert {1, arrive} < set(host.batches), "full and partial batches"
     assert set(host.counts) == set(range(1, k + 2)), "steps that emit any number of ids"
     for number, (s, expected) in enumerate(zip(served, _ours(graphs, built.bundle, served), strict=True)):
         # NxDI's host ends a sequence whose next step would not fit; our engine emits what fits
@@ -128,7 +128,7 @@ def test_modelbuilder_traces_model_pt(base: Path, compiler: Path, monkeypatch: p
     changes = SIZES | {"k": k, "tp": 2, "compiler_flags": {"step": "-O3 --lnc 2"}}
     bundle = read_bundle(untraced(spec(base, f"full{k}", **changes, toolchain="model.pt")))
     builder, step = fake_sdk.ModelBuilder.built[-1], FUSED if k else DECODE
-    assert damage(bundle) == []
+    assert corrupt_files(bundle) == []
     compiled = bundle.manifest.compiler
     assert (compiled.toolchain, compiled.neff, compiled.lnc) == ("full", "model.pt", LNC)
     assert {"model.pt", "neuron_config.json"} < bundle.files.keys()
@@ -156,7 +156,7 @@ def test_what_nxdi_cannot_run_is_refused_before_anything_is_built(base: Path, ch
 
 
 def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
-    """Loaded by NxDI 0.6's and 0.9's own classes this file had the values of the one that NxDI wrote itself for these
+    """Loaded by the classes of NxDI 0.6 and 0.9, this file had the values of the file that NxDI wrote for these
     options: every field but paths, and for 0.6 the switch of a sampling kernel."""
     written = json.loads(neuron_config(BuildSpec(k="6", tp=32, batch=4, max_len=1024).bundle))
     draft = written["fused_spec_config"]["draft_config"]
@@ -169,6 +169,6 @@ def test_neuron_config_has_what_nxdi_s_loader_decides_by() -> None:
         "on_device_sampling_config": {"dynamic": True, "global_topk": 256}, "speculation_length": 7,
         "torch_dtype": "bfloat16", "tp_degree": 32,
     }  # fmt: skip
-    alone = {"enable_fused_speculation": False, "speculation_length": 0}
-    assert draft["neuron_config"] == written["neuron_config"] | alone
+    target_only = {"enable_fused_speculation": False, "speculation_length": 0}
+    assert draft["neuron_config"] == written["neuron_config"] | target_only
     assert "draft_model_cls" not in written["fused_spec_config"], "0.6 has no such argument"

@@ -29,7 +29,8 @@ from trnspec.bundle.manifest import MANIFEST
 from trnspec.bundle.opening import open_bundle, read_bundle
 from trnspec.bundle.shards import shard_tensors
 from trnspec.bundle.signature import SIGNATURE, VARIABLE
-from trnspec.engine.text import TOKENIZER, load_tokenizer
+from trnspec.bundle.tokenizer import TOKENIZER
+from trnspec.engine.text import load_tokenizer
 from trnspec.llm import LLM
 
 SHARD, STEP = shard_file(0), "hlo/step_k0_bk128.hlo.pb"
@@ -83,12 +84,12 @@ def test_the_manifest_that_is_signed_is_the_one_that_is_used(
     signed = (bundle / MANIFEST).read_bytes()
     forge(bundle, lambda manifest: manifest.update(commit="forged"))
     contents = [signed, (bundle / MANIFEST).read_bytes()][:: 1 if signed_first else -1]
-    opens, turn = list[str](), iter(contents * 9)
+    opens, versions = list[str](), iter(contents * 9)
 
     def exchange(name: str) -> None:
         if name == MANIFEST:
             opens.append(name)
-            (bundle / "next").write_bytes(next(turn))
+            (bundle / "next").write_bytes(next(versions))
             (bundle / "next").replace(bundle / MANIFEST)
 
     refusal = pytest.raises(UserError, match="is not signed by the required key")
@@ -114,7 +115,7 @@ def test_a_load_after_a_file_was_changed_is_a_sentence(bundle: Path, name: str) 
     opened = open_bundle(bundle)
     flip(bundle / name)
     for read in (lambda: opened.read(name), lambda: _ids(bundle)):
-        refused(read, f"is damaged: {name} does not match the manifest")
+        refused(read, f"is corrupt: {name} does not match the manifest")
 
 
 def test_a_file_that_may_not_be_read_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +158,8 @@ def test_what_is_no_file_is_a_sentence(bundle: Path, name: str, odd: str, monkey
         monkeypatch.setenv(VARIABLE, "any")
     (bundle / name).unlink(missing_ok=True)
     ODD[odd](bundle / name)
-    said = "is a link" if odd == "endless" else "cannot be read (is no regular file)"
-    refused(lambda: _ids(bundle), f"{name} {said}")
+    message = "is a link" if odd == "endless" else "cannot be read (is no regular file)"
+    refused(lambda: _ids(bundle), f"{name} {message}")
 
 
 def _added(number: int) -> dict[str, Any]:
@@ -228,7 +229,7 @@ LOADER: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 @pytest.mark.parametrize("case", HOSTILE | LOADER)
 def test_hostile_content_is_a_sentence(bundle: Path, case: str) -> None:
     """At the entry point of whoever generates and in the doctor; no parser of headers reads a hundred thousand."""
-    name, edit, said = (HOSTILE | LOADER)[case]
+    name, edit, message = (HOSTILE | LOADER)[case]
     names = [name] if name else [graph.file for graph in read_bundle(bundle).graphs]
     for file in (bundle / name for name in names):
         before = file.read_bytes()
@@ -236,19 +237,19 @@ def test_hostile_content_is_a_sentence(bundle: Path, case: str) -> None:
         assert file.read_bytes() != before
     relist(bundle, *names)
     begin = time.perf_counter()
-    with pytest.raises(UserError, match=rf"{name or 'hlo/.*'} {said}") as caught:
+    with pytest.raises(UserError, match=rf"{name or 'hlo/.*'} {message}") as caught:
         _ids(bundle)
     assert time.perf_counter() - begin < 10
     assert str(caught.value).isprintable()
-    assert case in LOADER or re.search(said, findings(read_bundle(bundle))[0])
+    assert case in LOADER or re.search(message, findings(read_bundle(bundle))[0])
 
 
 def test_the_doctor_names_what_a_bundle_lacks(bundle: Path, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, said in ((TOKENIZER, "has no tokenizer; "), (SHARD, "has no weights; ")):
+    for name, message in ((TOKENIZER, "has no tokenizer; "), (SHARD, "has no weights; ")):
         forge(bundle, lambda manifest, name=name: manifest["files"].pop(name))
         with pytest.raises(SystemExit):
             doctor([str(bundle), "--json"])
-        assert said in json.loads(capsys.readouterr().out)["findings"][-1]
+        assert message in json.loads(capsys.readouterr().out)["findings"][-1]
     ranks = untraced(spec(base, "ranks", tp=2, k=0, batch=1))
     shutil.copyfile(ranks / SHARD, ranks / shard_file(1))
     relist(ranks, shard_file(1))

@@ -13,7 +13,7 @@ import pytest
 
 from compile.build import checked_plan
 from compile.build import main as build
-from compile.report import FIGURES, hbm_text
+from compile.report import CAPACITY, hbm_text
 from compile.spec import BuildSpec, Recipe
 from model.config import PRESETS
 from model.errors import UserError
@@ -88,14 +88,14 @@ def test_the_graphs_of_a_bundle(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["reference", "nki"])
-@pytest.mark.parametrize(("buckets", "most"), [((1024,), 10), ((1024, 4096), 16), ((2048, 8192, 32768), 24)])
-def test_how_many_graphs_a_bundle_has(buckets: tuple[int, ...], most: int, kernels: str) -> None:
+@pytest.mark.parametrize(("buckets", "limit"), [((1024,), 10), ((1024, 4096), 16), ((2048, 8192, 32768), 24)])
+def test_how_many_graphs_a_bundle_has(buckets: tuple[int, ...], limit: int, kernels: str) -> None:
     """As many with kernels as without; greedy has a prompt, a step of k and one of 0."""
     every, greedy = (
         make_plan(BuildSpec(k="7", max_len=buckets[-1], kernels=kernels, recipe=Recipe(graphs=graphs)).bundle).graphs
         for graphs in ("all", "greedy")
     )
-    assert len(every) <= most
+    assert len(every) <= limit
     assert {g.key.bucket for g in every if g.key.stage is Stage.STEP} == {*buckets}
     assert [g.key.name for g in greedy] == [
         f"{name}_bk{buckets[-1]}" for name in ("prefill_k7_r512", "step_k7_unfiltered", "step_k0_unfiltered")
@@ -128,7 +128,7 @@ def test_a_rank_s_hbm_has_what_is_published(capsys: pytest.CaptureFixture[str]) 
     assert (sizes["code"], sizes["rings"]) == (2 * 96_000_000 + 9 * 118_000_000, 9 * 333_000_000)
     tight = BuildSpec(k="7", tp=4, max_len=16384)
     plan = make_plan(tight.bundle)
-    assert plan.weight_bytes + plan.cache_bytes < FIGURES.capacity
+    assert plan.weight_bytes + plan.cache_bytes < CAPACITY
     refused(
         lambda: checked_plan(tight), "a rank needs ", " of 25.8 GB: weights 16.38, draft 1.02, ", "; raise --tp, lower"
     )
@@ -154,7 +154,7 @@ def test_one_chip_and_two_hold_the_32b_with_its_draft(tp: int, weights: str) -> 
 
 
 def test_k_unless_given(tmp_path: Path) -> None:
-    """Two for a chain, of which a server chooses; the best fixed one of an EAGLE-3 head."""
+    """Two for a chain, between which a server chooses; one for an EAGLE-3 head."""
     target = write_model(tmp_path / "target", 1)
     eagle3 = {"target": str(target), "draft": str(write_head(tmp_path / "eagle3", target, taps=(0, 1)))}
     cases: list[tuple[dict[str, str], tuple[int, ...]]] = [

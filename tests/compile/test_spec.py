@@ -24,7 +24,7 @@ ALLOWED = ["", "--max-len 40960 --batch 1", '--recipe {"chunks":[128,1024],"bloc
     for sizes in ("8B --tp 1", "8B --tp 2 --dtype fp32", "32B --tp 4")
 )]  # fmt: skip
 REFUSED = {
-    "--k -1": "ks[0] is -1", "--k x": "not a k", "--k 32": "ks[0] is 32", "--tp 3": "power of two",
+    "--k -1": "ks[0] is -1", "--k x": "--k is 'x'; give a number", "--k 32": "ks[0] is 32", "--tp 3": "power of two",
     "--k 0 --draft Qwen/Qwen3-0.6B": "--draft was given", "--tp 128": "tp is 128", "--kernels x": "reference",
     "--drafter x": "one of auto", "--batch 1000000": "4096", "--batch 0": "batch", "--dtype int4": "bf16",
     "--max-len 1000": "use 896 or 1024", "--max-len 65536": "40960", "--target Qwen/Nothing": "Qwen/Nothing",
@@ -38,9 +38,9 @@ REFUSED = {
     "--batch 3000 --max-len 8192": "at most 16384 fit SBUF: lower the batch or max-len, or use --kernels",
     **{f'--recipe {{"chunks":{c}}}': "chunks" for c in ("[32]", "[192]", "[256,128]", "[16384]")},
     "--target Qwen/Qwen3-14B --tp 4 --dtype fp32 --kernels nki":
-        "rows have 5120 numbers of fp32 on a rank, and a prompt's kernels hold 40",
-    "--target Qwen/Qwen3-14B --tp 1 --k 0 --kernels nki": "inner rows have 17408 numbers of bf16",
-    "--target Qwen/Qwen3-32B --tp 1 --k 0 --kernels nki": "rows of heads have 8192 numbers of bf16",
+        "rows have 5120 fp32 numbers on a rank, and kernels for prompts support 40",
+    "--target Qwen/Qwen3-14B --tp 1 --k 0 --kernels nki": "inner rows have 17408 bf16 numbers",
+    "--target Qwen/Qwen3-32B --tp 1 --k 0 --kernels nki": "rows of heads have 8192 bf16 numbers",
     "--tp 4 --k 7 --batch 16 --max-len 32768":
         "weights 16.38, draft 1.02, caches 49.43, code 3.02, rings 7.99, scratch 0.33, fixed 0.14 (code and later:",
 }  # fmt: skip
@@ -57,21 +57,37 @@ def test_allowed_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "tp", "said"),
-    [({"intermediate_size": 50}, 4, "intermediate_size 50 is not divisible by tp 4; choose a smaller tp"),
-     ({"vocab_size": 66}, 4, "vocab_size 66 is not divisible by tp 4"),
+    ("changes", "tp", "message"),
+    [({"intermediate_size": 50}, 4, "intermediate_size 50 is not divisible by tp 4; lower tp"),
      ({"num_attention_heads": 6, "num_key_value_heads": 3}, 2, "3 kv heads, tp is 2; tp must divide")],
     ids=str,
 )  # fmt: skip
-def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str, Any], tp: int, said: str) -> None:
+def test_sizes_that_do_not_divide_are_refused(tmp_path: Path, changes: dict[str, Any], tp: int, message: str) -> None:
     write_model(tmp_path / "odd", 1, **changes)
-    write_model(tmp_path / "even", 1, vocab_size=changes.get("vocab_size", 64))
+    write_model(tmp_path / "even", 1)
     for what, pair in (("target", ("odd", "even")), ("draft", ("even", "odd"))):
         target, draft = (str(tmp_path / name) for name in pair)
         BuildSpec(target=target, draft=draft, tp=1, max_len=128).check()
-        # a vocabulary is shared: the target is named first
-        named = "target" if "vocab_size" in changes else what
-        refused(BuildSpec(target=target, draft=draft, tp=tp, max_len=128).check, f"the {named}", said)
+        refused(BuildSpec(target=target, draft=draft, tp=tp, max_len=128).check, f"the {what}", message)
+
+
+def _replace(old: dict[str, str], new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": old, "content": new}
+
+
+def _template(count: int) -> dict[str, Any]:
+    parts = [{"Sequence": {"id": "A", "type_id": 0}}] * count
+    return {"type": "TemplateProcessing", "single": parts, "pair": [], "special_tokens": {}}
+
+
+_Z, _NFC = {"String": "z"}, {"type": "NFC"}
+# changes of a tokenizer.json, and whether they can lengthen a text
+GROWTHS: list[tuple[dict[str, Any], bool]] = [
+    ({"normalizer": _replace(_Z, "y")}, False), ({"normalizer": _replace(_Z, "zz")}, True),
+    ({"normalizer": {"type": "Sequence", "normalizers": [_NFC] + [_replace(_Z, "z" * 60)] * 4}}, True),
+    ({"normalizer": _replace({"Regex": ""}, "z")}, True), ({"post_processor": _template(1)}, False),
+    ({"post_processor": _template(99)}, True), ({"decoder": _replace(_Z, "z" * 40)}, True),
+]  # fmt: skip
 
 
 def test_a_pair_shares_vocabulary_and_tokenizer(fresh: Path) -> None:
@@ -86,17 +102,33 @@ def test_a_pair_shares_vocabulary_and_tokenizer(fresh: Path) -> None:
 
 
 def test_a_tokenizer_that_the_model_cannot_use_is_refused(fresh: Path) -> None:
-    """Also without a draft; a build without a tokenizer says so."""
+    """Also without a draft."""
     file, bare = fresh / "target/tokenizer.json", spec(fresh, k=0)
-    bare.check()
-    assert bare.notes() == []
     refused(spec(fresh, k=0, target=str(write_model(fresh / "small", 3, vocab_size=32))).check, "has the id 63")
+    plain = json.loads(file.read_text(encoding="utf-8"))
+    for change, growth in GROWTHS:
+        file.write_text(json.dumps(plain | change), encoding="utf-8")
+        if growth:
+            refused(bare.check, "can lengthen a text")
+        else:
+            bare.check()
     for content in ("{", '{"model": {"type": "Magic"}}'):
         file.write_text(content, encoding="utf-8")
-        refused(bare.check, "cannot be read")
+        refused(bare.check, "cannot be used")
     file.unlink()
-    bare.check()
-    assert bare.notes() == [f"{fresh / 'target'} has no tokenizer.json: this bundle cannot take text"]
+    refused(bare.check, "has no tokenizer.json")
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("tokenizer_config.json", b"[1]", "is not a JSON object"), ("tokenizer_config.json", b"\xff", "read as JSON"),
+    ("chat_template.jinja", b"\xff", "is not text"), ("generation_config.json", b"[1]", "is not a JSON object"),
+    ("generation_config.json", b'{"eos_token_id": [1, "x"]}', "has eos_token_id 'x'"),
+])  # fmt: skip
+def test_other_files_that_a_server_cannot_read_are_refused(
+    fresh: Path, name: str, content: bytes, message: str
+) -> None:
+    (fresh / "target" / name).write_bytes(content)
+    refused(spec(fresh).check, name, message)
 
 
 def test_weights_come_with_both_folders_or_with_none(fresh: Path) -> None:
@@ -112,19 +144,23 @@ def test_weights_come_with_both_folders_or_with_none(fresh: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [({"model_type": "llama"}, "llama"), ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights (fp8)"),
-     ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta 1000000.0 and 10000.0")],
+     ({"compression_config": {"quant_method": "int4"}}, "quantized weights (int4)"), ({"head_dim": 127}, "127"),
+     ({"rope_theta": 1e6, "rope_parameters": {"rope_theta": 1e4}}, "has rope_theta and a different value in"),
+     ({"rope_theta": None}, "has no rope_theta"), ({"eos_token_id": "x"}, "has eos_token_id 'x'"),
+     ({"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 128},
+       "rope_parameters": {"rope_type": "default"}}, "has rope_scaling and a different value in")],
     ids=str,
 )  # fmt: skip
-def test_configurations(fresh: Path, changes: dict[str, Any], said: str) -> None:
+def test_configurations(fresh: Path, changes: dict[str, Any], message: str) -> None:
     file = fresh / "target/config.json"
     raw = json.loads(file.read_text(encoding="utf-8"))
     theta = {"rope_parameters": {"rope_theta": raw["rope_theta"], "rope_type": "default"}}
     file.write_text(json.dumps(raw | theta), encoding="utf-8")
     assert load_config(str(fresh / "target")).rope_theta == raw["rope_theta"]
     file.write_text(json.dumps(raw | changes), encoding="utf-8")
-    refused(lambda: spec(fresh).check(), said)
+    refused(lambda: spec(fresh).check(), message)
 
 
 RECIPES = {
@@ -139,10 +175,10 @@ def test_a_recipe_is_read_strictly(tmp_path: Path) -> None:
     file.write_text('{"blocks": 40, "compiler_flags": "-O3"}', encoding="utf-8")
     recipe = parse(["--recipe", str(file)]).recipe
     assert (recipe.blocks, set(recipe.compiler_flags.values())) == (40, {"-O3"})
-    for text, said in RECIPES.items():
+    for text, message in RECIPES.items():
         file.write_text(text, encoding="utf-8")
-        refused(lambda: parse(["--recipe", str(file)]), said)
-    refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none cannot be read")
+        refused(lambda: parse(["--recipe", str(file)]), message)
+    refused(lambda: parse(["--recipe", str(tmp_path / "none")]), "none is not a file; give an existing one")
 
 
 # a manifest's spec is checked as a build checks its own: draft, changes of the spec and of the draft's configuration
@@ -152,9 +188,10 @@ FORGED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("eagle3", {}, {"taps": [0, -1]}, r"taps\[1\] is -1"),
     ("eagle3", {}, {"target_hidden_size": 64}, "the draft reads hidden states of size 64"),
     ("eagle3", {}, {"draft_vocab_size": 65}, "has a larger vocabulary than the target"),
-    ("draft", {"max_len": 200}, {}, "max-len 200 is no multiple of 128"),
-    ("draft", {"max_len": 1024}, {}, "max-len 1024 is beyond the models' 512"),
-    ("draft", {}, {"vocab_size": 96}, "vocabularies of 64 and 96 tokens"),
+    ("draft", {"max_len": 200}, {}, "max-len 200 is not a multiple of 128; use 128 or 256"),
+    ("draft", {"max_len": 1024}, {}, "max-len 1024 exceeds the 512 positions of the models; lower it"),
+    ("draft", {"max_len": 513}, {}, "max-len 513 is not a multiple of 128; use 512"),
+    ("draft", {}, {"vocab_size": 96}, "vocabularies of 64 and 96 ids; give a --draft"),
     ("draft", {"tp": 3}, {}, "tp is 3"),
 ]
 

@@ -26,7 +26,7 @@ from tests.compile import fake_nki, fake_sdk
 from tests.compile.tiny import refused, spec
 from tests.model.family import untraced
 from trnspec.bundle import hlo
-from trnspec.bundle.opening import Bundle, damage, read_bundle
+from trnspec.bundle.opening import Bundle, corrupt_files, read_bundle
 from trnspec.runtime.xla import XlaRunner
 
 CALLING = {"kernels": "nki", "k": 1, "batch": 1}
@@ -56,10 +56,10 @@ def test_a_bundle_has_each_kernel_and_its_graphs_call_them_in_the_vendor_s_form(
 ) -> None:
     bundle, count = made
     assert (bundle.manifest.compiler.neff, bundle.manifest.compiler.kernels) == ("neff", "bir")
-    assert damage(bundle) == []
+    assert corrupt_files(bundle) == []
     assert findings(bundle) == []
     doctor([str(bundle.path)])
-    assert " GB: weights 0.00, caches 0.00, code 1.14, rings 2.66, scratch 0.33" in capsys.readouterr().out
+    assert " GB: weights 0.00, draft 0.00, caches 0.00, code 1.14, rings 2.66, scratch 0.33" in capsys.readouterr().out
     called, launches = set[str](), set[bytes]()
     for graph in bundle.graphs:
         names = graph.file, f"{KERNELS_FOLDER}/{graph.key.name}.hlo.pb"
@@ -123,7 +123,7 @@ def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: 
     bundle, _ = made
     proto = bytes(bundle.read(bundle.graphs[0].file))
     config, given = fake_nki._config, "and the cores [2], the graph has"
-    for owner, name, value, said in (
+    for owner, name, value, message in (
         (fake_nki, "_config", lambda *of: SimpleNamespace(**vars(config(*of)) | {"output_specs": []}), [given]),
         (specialise, "LNC", 1, [given, " and 1; build with"]),
         (fake_nki, "VERSION", object(), ["nki does not take the kernel ", ": Object of type object is not JSON ser"]),
@@ -132,15 +132,15 @@ def test_refusals_of_nki(made: tuple[Bundle, int], tmp_path: Path, monkeypatch: 
         with monkeypatch.context() as patch:
             fake_nki.install(patch)
             patch.setattr(owner, name, value)
-            refused(lambda: specialise.specialised(proto, tmp_path, {}), *said)
+            refused(lambda: specialise.specialised(proto, tmp_path, {}), *message)
 
 
-def test_without_nki_every_entry_point_says_so(base: Path, compiler: Path) -> None:
+def test_without_nki_every_entry_point_refuses(base: Path, compiler: Path) -> None:
     assert not specialise.available(), "nkisim answers to the name nki and has no such seam"
-    said = "gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"
-    refused(lambda: build(spec(base, "new", **CALLING, toolchain="neuron")), said)
+    message = "gets no NEFFs: its graphs launch NKI kernels and this machine has neuronx-cc"
+    refused(lambda: build(spec(base, "new", **CALLING, toolchain="neuron")), message)
     path = untraced(spec(base, "none", **CALLING))
     compiled = read_bundle(path).manifest.compiler
     assert (compiled.neff, compiled.kernels) == ("none", "none")
-    said = "its graphs call NKI kernels that were compiled for no device"
-    refused(lambda: XlaRunner(read_bundle(path), "neuron"), said)
+    message = "its graphs call NKI kernels that were compiled for no device"
+    refused(lambda: XlaRunner(read_bundle(path), "neuron"), message)

@@ -9,7 +9,7 @@ import pytest
 
 from compile.recipes import ROOT
 
-# what runs on the host: NumPy's bits, launches served at once, JAX's own primitives, the command
+# what runs on the host: NumPy's bits, launches served at once, JAX primitives, the command
 _HOST = ("dtypes.py", "generate.py", "table.py", "custom_calls.py")
 GRAPH_CODE = [*(f for f in (ROOT / "model").rglob("*.py") if f.name not in _HOST), ROOT / "compile/nxd/module.py"]
 
@@ -37,8 +37,8 @@ def faults(node: ast.AST) -> Iterator[str]:
 
 
 def test_no_graph_code_holds_what_the_device_cannot_take() -> None:
-    found = {file.name: list(faults(ast.parse(file.read_text(encoding="utf-8")))) for file in GRAPH_CODE}
-    assert {name: words for name, words in found.items() if words} == {}
+    actual = {file.name: list(faults(ast.parse(file.read_text(encoding="utf-8")))) for file in GRAPH_CODE}
+    assert {name: words for name, words in actual.items() if words} == {}
 
 
 @pytest.mark.parametrize(

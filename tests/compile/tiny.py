@@ -63,7 +63,7 @@ def write_noisy_pair(base: Path) -> Path:
 
 
 def spec(base: Path, out: str = "bundle", **changes: object) -> BuildSpec:
-    """A spec of the pair that write_pair(base) has written, of its target alone for k 0; fields of a recipe by name.
+    """A spec of the models that write_pair(base) has written, without the draft for k 0; fields of a recipe by name.
 
     Prompts run in chunks of 128 rows only, for each size is a graph to trace. With `chunks=()` they have those of every
     bundle. A length above 128 has two buckets.
@@ -105,8 +105,8 @@ def forge(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def relist(bundle: Path, *names: str) -> None:
     """Forge the entries of files whose content was changed."""
-    found = {n: {"sha256": sha256_of(bundle / n), "bytes": (bundle / n).stat().st_size} for n in names}
-    forge(bundle, lambda manifest: [manifest["files"][name].update(entry) for name, entry in found.items()])
+    actual = {n: {"sha256": sha256_of(bundle / n), "bytes": (bundle / n).stat().st_size} for n in names}
+    forge(bundle, lambda manifest: [manifest["files"][name].update(entry) for name, entry in actual.items()])
 
 
 def flip(file: Path, at: int = -9, bit: int = 64) -> None:

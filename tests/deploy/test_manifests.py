@@ -227,21 +227,21 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("law", "file", "old", "new", "said"), FAULTS, ids=[f"{f[1]}-{f[3]}" for f in FAULTS])
-def test_a_planted_fault_is_noticed(law: Law, file: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("law", "file", "old", "new", "message"), FAULTS, ids=[f"{f[1]}-{f[3]}" for f in FAULTS])
+def test_a_planted_fault_is_noticed(law: Law, file: str, old: str, new: str, message: str, tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, deploy := tmp_path / "deploy")
     text = (deploy / file).read_text(encoding="utf-8")
     assert old in text
     (deploy / file).write_text(text.replace(old, new), encoding="utf-8")
     changed = [folder for folder in FOLDERS if folder.startswith(file.split("/", 1)[0].replace("base", "overlays"))]
     unchanged = {key: made for key, made in RENDERED.items() if key[0] not in changed}
-    found = list(
+    actual = list(
         law(unchanged | {key: made for folder in changed for key, made in render(deploy, folder).items()}, deploy)
     )
-    assert any(said in sentence for sentence in found), found
+    assert any(message in sentence for sentence in actual), actual
 
 
-def test_the_servers_differ_in_their_drafts_alone() -> None:
+def test_the_servers_differ_only_in_their_drafts() -> None:
     texts = {where: json.dumps(pod) for where, pod, _ in pods(RENDERED)}
     speculative, baseline = (texts[f"overlays/{name} server-{name}"] for name in ("speculative", "baseline"))
     assert speculative == baseline.replace(r", \"speculation\": false", "") != baseline

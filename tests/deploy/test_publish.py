@@ -36,9 +36,9 @@ def test_a_result_is_published(
     monkeypatch.setenv("PUSHGATEWAY", "http://gateway:9091/")
     monkeypatch.setenv("CLOUDWATCH_NAMESPACE", "specdec")
     publish.main([str(file)])
-    found = {(m["MetricName"], *(d["Value"] for d in m["Dimensions"])) for m in client.list_metrics()["Metrics"]}
+    actual = {(m["MetricName"], *(d["Value"] for d in m["Dimensions"])) for m in client.list_metrics()["Metrics"]}
     names = ("median_ttft_ms", "p99_itl_ms", "output_throughput")
-    assert found == {(n, "pair", s, 'a "b"', "4") for n in names for s in ("baseline", "speculative")}
+    assert actual == {(n, "pair", s, 'a "b"', "4") for n in names for s in ("baseline", "speculative")}
     sent = ("PUT", "http://gateway:9091/metrics/job/specdec_bench", printed.encode())
     assert [(request.method, request.full_url, request.data) for request in pushed] == [sent]
     # Prometheus wants the lines of a metric together, below its type, and quotes escaped

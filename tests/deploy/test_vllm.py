@@ -27,8 +27,8 @@ def test_vllm_takes_the_flags_and_variables_of_a_server() -> None:
     baseline = (DEPLOY / "overlays/baseline/kustomization.yaml").read_text(encoding="utf-8")
     parser = cli.make_arg_parser(cli.FlexibleArgumentParser())
     for arguments in (part["args"], re.findall(r"'(--additional-config=.*)'", baseline)):
-        found = parser.parse_args(words := [*part["command"][2:], *arguments])
-        options = platform.read(platform.Options, found.additional_config, "additional-config")
+        actual = parser.parse_args(words := [*part["command"][2:], *arguments])
+        options = platform.read(platform.Options, actual.additional_config, "additional-config")
         assert (options.platform, options.speculation) == ("neuron", arguments == part["args"])
         with pytest.raises(SystemExit):
             parser.parse_args([word.replace("--shutdown-timeout", "--shutdown-seconds") for word in words])

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from model.errors import UserError
-from trnspec.engine.text import TOKENIZER, Detokenizer, encode, ids_of_words, load_tokenizer
+from trnspec.bundle.tokenizer import TOKENIZER
+from trnspec.engine.text import Detokenizer, encode, ids_of_words, load_tokenizer
 
 TEXT = "Zähle: 1, 2, 3, 😀 drei, vier — 5, 6. Ende, 1, 2 und 😀😀, fertig."
 

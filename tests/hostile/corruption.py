@@ -13,7 +13,8 @@ from model.errors import UserError
 from tests.compile.tiny import flip, write_manifest
 from tests.hostile.series import Series, refusal
 from trnspec.bundle.manifest import MANIFEST
-from trnspec.bundle.opening import damage, open_bundle, read_bundle
+from trnspec.bundle.opening import corrupt_files as faults_of
+from trnspec.bundle.opening import open_bundle, read_bundle
 
 HUGE = 1_000_000_000
 
@@ -41,7 +42,7 @@ def corrupt_files(bundle: Path, scratch: Path, seed: int, count: int) -> Series:
 
 def _verified(folder: Path) -> None:
     """Open a bundle and read every file."""
-    if errors := damage(open_bundle(folder)):
+    if errors := faults_of(open_bundle(folder)):
         raise UserError(f"{folder} is corrupt: {errors[0]}")
 
 

@@ -18,6 +18,8 @@ from model.rope import attention_factor, rotation, yarn_frequencies
 QWEN3 = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 STATED: list[dict[str, Any]] = [
     {}, {"factor": 2, "beta_fast": 16, "beta_slow": 2}, {"attention_factor": 1.25}, {"factor": 1.0},
+    # DeepSeek-R1-0528-Qwen3-8B's, which transformers and vLLM do not apply
+    {"attn_factor": 0.8782488562869419},
 ]  # fmt: skip
 _TYPED = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
@@ -100,4 +102,4 @@ def test_a_plain_model_has_no_yarn() -> None:
 )
 def test_other_scalings_are_one_sentence(scaling: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        read(rope_parameters=None, rope_scaling=scaling)
+        read(rope_parameters=None, rope_theta=1e6, rope_scaling=scaling)

@@ -5,24 +5,28 @@ test_samples.py compares the samples of several ranks with an oracle.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from model.config import PRESETS
 from model.context import ONE_RANK, Context
 from model.filters import Filters
+from model.layers import LanguageModel, mask_padding
 from model.logits_processors import PROMPT_FLAG, LogitsProcessors
 from model.logprobs import TOP, logprobs
 from model.nki import simulated
 from model.nki.context import NkiContext
 from model.nki.filter_floor import filter_floor, sum_over_ranks
 from model.ops import EAGER
-from model.parallel import VocabShard
 from tests.model.ranks import RankOps, on_ranks
 from tests.model.test_logits_processors import some, words
 
-NKI = NkiContext(1, EAGER, simulated.serve)
+NKI = NkiContext(1, EAGER, launch=simulated.serve)
 
 
 def logits_of(rows: int, vocabulary: int) -> Tensor:
@@ -66,10 +70,13 @@ def test_integers_are_gathered_exactly() -> None:
         assert torch.equal(gathered, torch.cat((x_1C, x_1C + 1), 1))
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
-    """Masks of each row, and log-probabilities of one allowed id per row; a shard begins within a word of the mask."""
-    rows, count = 12, 184
+@pytest.mark.parametrize(("ranks", "count"), [(1, 184), (4, 184), (4, 183), (16, 165)])
+def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int, count: int) -> None:
+    """Masks of each row, and log-probabilities of one allowed id per row; a shard begins within a word of the mask.
+
+    4 ranks pad 183 ids by a column, 16 ranks pad 165 ids by 11, all of the last rank's.
+    """
+    rows, config = 12, replace(PRESETS["Qwen/Qwen3-0.6B"], vocab_size=count)
     logits_RV, none = logits_of(rows, count), torch.full((rows, 1), -1).int()
     allowed = [some(count, seed, 0.2) for seed in range(rows - 1)] + [[i == 150 for i in range(count)]]
     masks_RW, penalties = torch.from_numpy(np.stack([words(a) for a in allowed])), torch.tensor([[0.0, 0.0, 1.0, 1.0]])
@@ -77,10 +84,12 @@ def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
 
     def of_rank(ctx: Context, rank: int) -> tuple[Tensor, Tensor]:
         """The masked logits of a rank, and the scores."""
-        rank_11, width = torch.tensor([[rank]], dtype=torch.int32), count // ctx.tp
-        shard = VocabShard(rank_11 * width, width, rank_11)
-        logits_R1V = logits_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
-        counts, bias = torch.zeros((rows, 1, width), dtype=torch.int32), (none, none.float())
+        model = LanguageModel(config, ctx)
+        model.rank.fill_(rank)
+        shard, padded_RV = model.shard, torch.nn.functional.pad(logits_RV, (0, -count % ctx.tp), value=1e9)
+        logits_R1V = padded_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
+        logits_R1V = mask_padding(logits_R1V, shard.rank_11, count, ctx.tp)
+        counts, bias = torch.zeros((rows, 1, shard.width), dtype=torch.int32), (none, none.float())
         processors = LogitsProcessors.of(masks_RW[:, None], penalties.repeat(rows, 1), bias, counts, shard)
         visible_RV = processors.visible(logits_R1V)[:, 0]
         return processors.process(logits_R1V)[:, 0], logprobs(ctx, visible_RV, ids_R, shard)
@@ -90,8 +99,12 @@ def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int) -> None:
     best = all_logprobs.sort(dim=-1, descending=True, stable=True)
     real, of_ids = best.values[:, :TOP].isfinite(), all_logprobs.gather(1, ids_R.long()[:, None])
     parts = [of_rank(ONE_RANK, 0)] if ranks == 1 else []
-    parts += on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, simulated.serve), ops.rank))
-    assert torch.equal(torch.cat([masked for masked, _ in parts[-ranks:]], 1), masked_RV)
+    parts += on_ranks(ranks, lambda ops: of_rank(NkiContext(ranks, ops, launch=simulated.serve), ops.rank))
+    assert torch.equal(torch.cat([masked for masked, _ in parts[-ranks:]], 1)[:, :count], masked_RV)
+    assert all(
+        (masked[:, count - first :] == -math.inf).all()
+        for first, (masked, _) in zip(range(0, count, -(-count // ranks)), parts[-ranks:], strict=False)
+    )
     for _, scores in parts:
         torch.testing.assert_close(scores[:, 0], of_ids[:, 0], atol=2e-6, rtol=0)
         assert scores[:, 1].tolist() == (all_logprobs >= of_ids).sum(-1).tolist()

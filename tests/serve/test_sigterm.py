@@ -36,7 +36,7 @@ def test_a_start_that_fails_gives_the_reason_in_its_last_line(bundle: Path, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr + done.stdout
-    sentence = f"error: {copied} is damaged: weights/{shard.name} does not match the manifest; build"
+    sentence = f"error: {copied} is corrupt: weights/{shard.name} does not match the manifest; build"
     assert done.stderr.splitlines()[-1].startswith(sentence)
 
 

@@ -1,4 +1,4 @@
-"""The one promised name: what it exports, a foreign package in its way, the README's first lines."""
+"""The package `trnspec`: its exports, a foreign package of its name, the README's first lines."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_foreign_package_of_our_name_is_one_sentence(tmp_path: Path, decoy: st
 
 
 def test_the_wheel_ships_exactly_our_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built from the sources and a stray folder next to them, by the backend itself: nothing is fetched."""
+    """Built by the backend from the sources and stray folders next to them; nothing is downloaded."""
     for name in (*SHIPPED, "bench", "demo", "deploy", "pyproject.toml", "README.md", "LICENSE"):
         (tmp_path / name).symlink_to(ROOT / name)
     for stray in ("models", "compile_old", "model_old"):

@@ -4,7 +4,9 @@ A runtime finds parameters, results and aliases by their order, and a collective
 the wrong ranks. Source of the codes: compiler/error-codes of the SDK's documents, 2.33.
 """
 
+import functools
 import math
+import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -41,6 +43,15 @@ _ELEMENTS = {
 _INTEGERS, _TUPLE = frozenset(range(1, 10)), 13
 # weights are parameters of a graph. Rotary frequencies are its largest constant; a weight of any real model is larger
 CONSTANT_BYTES = 1024
+# the most numbers that a graph computes for a row, by the numbers of its parameters and by the ids that it samples
+# from: builds compute at most a tenth of it
+_MAX_WORK, _SAMPLING_WORK = 32, 1024
+_COUNTER = re.escape("get-tuple-element0[](parameter0[]())")
+# the first number of a loop's start, of its body's result, and its condition
+_LOOP = re.compile(
+    rf"constant0\[0\]\(\) add0\[\]\({_COUNTER},constant0\[1\]\(\)\) "
+    rf"compareLT0\[\]\({_COUNTER},constant0\[(\d+)\]\(\)\)"
+)
 _MALFORMED = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, StopIteration, DecodeError)
 
 
@@ -56,7 +67,8 @@ def violations(graph: GraphSpec, proto: bytes | bytearray, spec: BundleSpec) -> 
     """One clause for each way in which a proto is not the graph that the plan of a spec describes."""
     try:
         module = hlo.parse(bytes(proto))
-        return sorted(set(_instruction_faults(module, spec))) or list(_interface(graph, signature(module)))
+        faults = sorted(set(_instruction_faults(module, spec))) or list(_interface(graph, signature(module)))
+        return faults or list(_work_faults(module, graph, spec))
     except _MALFORMED as error:
         return [f"it cannot be followed ({error})"]
 
@@ -130,8 +142,53 @@ def _call_faults(call: Any, operands: list[Any], tp: int) -> Iterator[str]:
             yield f"it calls {launch.kernel} {clause}"
 
 
-def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
-    for what, tensors, planned in zip(("parameter", "result"), found[:2], hlo.io_specs(graph), strict=True):
+def _work_faults(module: Any, graph: GraphSpec, spec: BundleSpec) -> Iterator[str]:
+    """A clause if a graph computes more than its parameters and the sampling of its rows need."""
+    bodies = {c.id: ({i.id: i for i in c.instructions}, c.root_id) for c in module.computations}
+
+    @functools.cache
+    def work(computation: int) -> float:
+        body, total = bodies[computation][0], 0.0
+        for i in body.values():
+            operands, result = [_size(body[operand].shape) for operand in i.operand_ids], _size(i.shape)
+            # a dot of (M, K) and (K, N) has M K N products
+            total += math.sqrt(math.prod(operands) * result) if i.opcode == "dot" else result
+            rounds = _rounds(i, body, bodies) if i.opcode == "while" else 1
+            total += sum(operands) * (i.opcode == "reduce") + rounds * sum(map(work, i.called_computation_ids))
+        return total
+
+    numbers = sum(math.prod(t.shape) for side in (graph.weights, graph.inputs, graph.state) for t in side)
+    rows = graph.key.rows if graph.key.is_prefill else spec.batch * (graph.key.k + 2)
+    bound = _MAX_WORK * rows * (numbers + _SAMPLING_WORK * spec.target_config.vocab_size)
+    if not (total := work(module.entry_computation_id)) <= bound:
+        yield f"it computes {total:.3g} numbers, at most {bound:.3g} are expected"
+
+
+def _rounds(loop: Any, caller: dict[int, Any], bodies: dict[int, tuple[dict[int, Any], int]]) -> int:
+    """The rounds of a loop; ValueError unless its first number counts from 0 to a constant, as in every build."""
+    (body, body_root), (condition, root) = (bodies[c] for c in loop.called_computation_ids)
+    start, following = caller[loop.operand_ids[0]].operand_ids[0], body[body_root].operand_ids[0]
+    forms = _form(caller[start], caller), _form(body[following], body), _form(condition[root], condition)
+    if not (match := _LOOP.fullmatch(" ".join(forms))):
+        raise ValueError("a loop does not count from 0 to a constant")
+    return int(match[1])
+
+
+def _form(i: Any, body: dict[int, Any], depth: int = 3) -> str:
+    """An instruction and its operands as text, for `_LOOP`."""
+    operands = [_form(body[operand], body, depth - 1) for operand in i.operand_ids[:2] if depth]
+    return f"{i.opcode}{i.comparison_direction}{i.tuple_index}{[*i.literal.s32s]}({','.join(operands)})"
+
+
+def _size(shape: Any) -> float:
+    """The numbers of an array, or of all arrays of a tuple."""
+    return (
+        sum(map(_size, shape.tuple_shapes)) if shape.element_type == _TUPLE else math.prod(map(float, shape.dimensions))
+    )
+
+
+def _interface(graph: GraphSpec, actual: Signature) -> Iterator[str]:
+    for what, tensors, planned in zip(("parameter", "result"), actual[:2], hlo.io_specs(graph), strict=True):
         if len(tensors) != len(planned):
             yield f"it has {len(tensors)} {what}s, expected {len(planned)}"
         for at, pair in enumerate(zip(tensors, planned, strict=False)):
@@ -140,5 +197,5 @@ def _interface(graph: GraphSpec, found: Signature) -> Iterator[str]:
                 yield f"{what} {at} is {one}, expected {other}"
     first_state = len(graph.weights) + len(graph.inputs)
     aliases = {len(graph.outputs) + i: first_state + i for i in range(len(graph.state))}
-    if found.aliases != aliases:
-        yield f"its aliases, result to parameter, are {found.aliases}, expected {aliases}"
+    if actual.aliases != aliases:
+        yield f"its aliases, result to parameter, are {actual.aliases}, expected {aliases}"

@@ -23,9 +23,10 @@ _MESSAGES = {
     "Devices": "replica_groups 1 ReplicaGroup*",
     "Alias": "output_shape_index 1 int64*, parameter_number 2 int64, kind 4 int64",
     "Aliases": "entries 1 Alias*",
-    "Instruction": "name 1 string, opcode 2 string, shape 3 Shape, parameter_number 9 int64, "
-    "custom_call_target 28 string, id 35 int64, operand_ids 36 int64*, control_predecessor_ids 37 int64*, "
-    "called_computation_ids 38 int64*, "
+    "Literal": "s32s 4 int64*",
+    "Instruction": "name 1 string, opcode 2 string, shape 3 Shape, literal 8 Literal, parameter_number 9 int64, "
+    "tuple_index 13 int64, custom_call_target 28 string, id 35 int64, operand_ids 36 int64*, "
+    "control_predecessor_ids 37 int64*, called_computation_ids 38 int64*, comparison_direction 63 string, "
     "backend_config 43 bytes, replica_groups 49 ReplicaGroup*, frontend_attributes 68 Attributes, "
     "output_operand_aliasing 74 OutputAlias*, custom_call_api_version 77 int64, collective_device_list 87 Devices",
     "Computation": "name 1 string, instructions 2 Instruction*, program_shape 4 Program, id 5 int64, root_id 6 int64",

@@ -136,7 +136,7 @@ def parse_manifest(content: bytes, file: str) -> Manifest:
         if stored.graphs != graph_digests(plan):
             raise ValidationError("its graphs are not those that this version plans for its spec")
         if (stored.compiler.neff == "none") != (stored.compiler.toolchain == "cpu"):
-            raise ValidationError(f"neff is {stored.compiler.neff} and the toolchain {stored.compiler.toolchain}")
+            raise ValidationError(f"it has neff {stored.compiler.neff} with toolchain {stored.compiler.toolchain}")
         _check_files(stored.files, plan, stored.compiler)
         return Manifest(**vars(stored), plan=plan, digest=digest)
     except (ValidationError, UserError, RecursionError) as wrong:
@@ -152,13 +152,13 @@ def _check_files(files: dict[str, File], plan: BundlePlan, compiler: Compiler) -
         raise ValidationError(f"files lacks {missing[0]}")
     for name, entry in sorted(files.items()):
         folder = name.partition("/")[0]
-        most = FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
-        if name not in needed and (not most or folder == "hlo"):
+        limit = FILES.get(name) or FOLDERS.get(folder, 0) * (name != folder)
+        if name not in needed and (not limit or folder == "hlo"):
             raise ValidationError(f"files has {name}, which no build of its spec writes")
         if name in shards and entry.bytes != (size := len(shard_header(plan, shards[name])) + plan.weight_bytes):
             raise ValidationError(f"{name} has {entry.bytes} bytes, its tensors need {size}")
-        if name not in shards and entry.bytes > most:
-            raise ValidationError(f"{name} has {entry.bytes} bytes, the largest of its kind have {most}")
+        if name not in shards and entry.bytes > limit:
+            raise ValidationError(f"{name} has {entry.bytes} bytes, at most {limit} are supported")
 
 
 def graph_digests(plan: BundlePlan) -> dict[str, str]:

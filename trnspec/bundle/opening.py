@@ -24,7 +24,7 @@ from trnspec.bundle.spec import BundleSpec
 
 SIGNATURE_BYTES = 1 << 16
 _READERS = min(4, os.cpu_count() or 1)
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 # read and hashed by whoever uses them
 _READ_WHERE_USED = ("weights/", "hlo/", "neff/")
 
@@ -39,14 +39,14 @@ def open_regular(name: str | Path, folder: int | None = None) -> BinaryIO:
     return os.fdopen(fd, "rb")
 
 
-def read_small(file: Path, most: int, folder: int | None = None) -> bytes | None:
-    """The bytes of a file, of its name below an open folder if given, at most one more than `most`; None without one.
+def read_small(file: Path, limit: int, folder: int | None = None) -> bytes | None:
+    """The bytes of a file, of its name below an open folder if given, at most one more than `limit`; None without one.
 
     UserError if it is no regular file.
     """
     try:
         with open_regular(file if folder is None else file.name, folder) as opened:
-            return opened.read(most + 1)
+            return opened.read(limit + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -75,7 +75,7 @@ class Bundle:
         """The bytes of a file; UserError if they are not those that the build wrote."""
         clause, content = self.check(name, keep=True)
         if clause:
-            raise UserError(f"{self.path} is damaged: {name} {clause}; build the bundle again or copy it again")
+            raise UserError(f"{self.path} is corrupt: {name} {clause}; build the bundle again or copy it again")
         return content
 
     def check(self, name: str, keep: bool = False) -> tuple[str, bytearray]:
@@ -85,10 +85,10 @@ class Bundle:
             with open_regular(name, self.folder) as file:
                 if (left := os.fstat(file.fileno()).st_size) != entry.bytes:
                     return f"has {left} bytes, the manifest says {entry.bytes}", content
-                while piece := file.read(min(_PIECE, left)):
-                    digest.update(piece)
-                    content += piece if keep else b""
-                    left -= len(piece)
+                while chunk := file.read(min(_CHUNK, left)):
+                    digest.update(chunk)
+                    content += chunk if keep else b""
+                    left -= len(chunk)
         except FileNotFoundError:
             return "is missing", content
         except OSError as error:
@@ -104,7 +104,7 @@ def read_bundle(path: Path, key: str | None = None) -> Bundle:
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise UserError(f"{path} is no folder that can be opened ({error.strerror}); give a bundle's") from error
+        raise UserError(f"{path} cannot be opened as a folder ({error.strerror}); give a bundle's") from error
     try:
         content = read_small(path / MANIFEST, MANIFEST_BYTES, folder)
         if content is None:
@@ -128,20 +128,20 @@ def open_bundle(path: Path) -> Bundle:
     UserError names the first file that does not match the manifest.
     """
     bundle = read_bundle(path)
-    if found := damage(bundle, [name for name in bundle.files if not name.startswith(_READ_WHERE_USED)]):
-        raise UserError(f"{path} is damaged: {found[0]}; build the bundle again or copy it again")
+    if faults := corrupt_files(bundle, [name for name in bundle.files if not name.startswith(_READ_WHERE_USED)]):
+        raise UserError(f"{path} is corrupt: {faults[0]}; build the bundle again or copy it again")
     return bundle
 
 
-def damage(bundle: Bundle, names: Iterable[str] | None = None) -> list[str]:
+def corrupt_files(bundle: Bundle, names: Iterable[str] | None = None) -> list[str]:
     """A sentence for each of these files, by default all, that is missing, or whose size or content is wrong."""
     files = sorted(bundle.files if names is None else names)
     total = sum(bundle.files[name].bytes for name in files)
     with progress(f"verifying {bundle.path}", total, "bytes") as task, ThreadPoolExecutor(_READERS) as pool:
 
         def clause(name: str) -> str:
-            found = bundle.check(name)[0]
+            fault = bundle.check(name)[0]
             task.advance(bundle.files[name].bytes)
-            return found
+            return fault
 
-        return [f"{name} {found}" for name, found in zip(files, pool.map(clause, files), strict=True) if found]
+        return [f"{name} {fault}" for name, fault in zip(files, pool.map(clause, files), strict=True) if fault]

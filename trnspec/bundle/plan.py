@@ -11,6 +11,7 @@ from model.graph_key import GraphKey, Stage
 from model.graph_spec import GraphSpec, TensorSpec
 from model.logits_processors import MAX_BIASES, NUM_PENALTY_FIELDS
 from model.logprobs import COLUMNS
+from model.parallel import ids_per_rank
 from model.weights import RANK
 from trnspec.bundle.part import Part
 from trnspec.bundle.spec import BundleSpec, logprobs_prompt
@@ -125,7 +126,7 @@ def _full_sampling(graph: GraphSpec, spec: BundleSpec, scores: int = 0) -> Graph
 def _counts(spec: BundleSpec) -> TensorSpec:
     """The counts of the ids of one rank's logits."""
     vocabulary = spec.target_config.vocab_size
-    width = vocabulary // spec.tp if spec.parts[0].ctx.sharded else vocabulary
+    width = ids_per_rank(vocabulary, spec.tp if spec.parts[0].ctx.sharded else 1)
     # three axes, so that no output of ids has its shape
     return TensorSpec(COUNTS, (spec.batch, 1, width), "int32")
 

@@ -26,7 +26,7 @@ def shard_specs(plan: BundlePlan) -> list[TensorSpec]:
 
 
 def shard_header(plan: BundlePlan, rank: int) -> bytes:
-    """The first bytes of a rank's file; its metadata is the rank, which names and shapes do not tell."""
+    """The first bytes of a rank's file; its metadata is the rank, since all ranks have the same names and shapes."""
     text = f'{{"__metadata__":{{"rank":"{rank} of {plan.spec.tp}"}},{_tensors_json(tuple(shard_specs(plan)))}}}'
     text += " " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text.encode()

@@ -39,14 +39,14 @@ def key_of(option: str = "") -> str:
 def check_signature(content: bytes, signature: bytes | None, key: str, where: str) -> None:
     """Raise UserError unless `signature` is the key's signature of a manifest's bytes.
 
-    `key` is a line of base64, the text of minisign's file, whose first line is a comment, or the path of that file.
+    `key` is a line of base64, the content of minisign's public key file, or the path of that file.
     """
     minisign = _minisign()
     try:
         text = Path(key).read_text(encoding="utf-8") if Path(key).is_file() else key
         public = minisign.PublicKey.from_base64(text.strip().splitlines()[-1].strip())
     except (ValueError, IndexError, OSError) as error:
-        raise UserError(f"{shown(key)} is no public key of minisign, nor the file of one; give one of them") from error
+        raise UserError(f"{shown(key)} is not a public key of minisign; give its file or its base64 line") from error
     if signature is None:
         raise UserError(f"{where} is not signed and a signature is required; sign it: python -m compile.store sign")
     try:

@@ -146,9 +146,6 @@ class BundleSpec:
         if self.has_draft:
             _check_draft(self)
         _check_kernels(self)
-        longest = min(part.config.max_position_embeddings for part in self.parts)
-        if self.max_len > longest:
-            raise UserError(f"max-len {self.max_len} is beyond the models' {longest} positions; lower it")
 
 
 def logprobs_prompt(prompts: Sequence[tuple[int, int]], max_len: int) -> tuple[int, int]:
@@ -174,8 +171,8 @@ def spec_from_json(value: Any, at: str = "spec") -> BundleSpec:
 
 def _check_numbers(spec: BundleSpec) -> None:
     ks, chunks = (", ".join(map(str, numbers)) or "0" for numbers in (spec.ks, spec.chunks))
-    least = 1 + spec.max_len // KEY_TILE
-    around = [tiles * KEY_TILE for tiles in (least - 1, least) if tiles > 0]
+    needed, longest = 1 + spec.max_len // KEY_TILE, min(p.config.max_position_embeddings for p in spec.parts)
+    around = [n * KEY_TILE for n in (needed - 1, needed) if 0 < n * KEY_TILE <= max(longest, KEY_TILE)]
     fitting = all(c & (c - 1) == 0 and KEY_TILE <= c <= spec.max_len for c in spec.chunks)
     unknown = set(spec.without) - KERNELS.keys()
     tile = CHUNK if spec.kernels == "nki" else KEY_TILE
@@ -189,11 +186,12 @@ def _check_numbers(spec: BundleSpec) -> None:
         (bool(unknown) or (spec.without and spec.kernels == "reference"),
          f"without is {', '.join(spec.without)}; name kernels of a build with --kernels nki: {', '.join(KERNELS)}"),
         (spec.max_len % KEY_TILE,
-         f"max-len {spec.max_len} is no multiple of {KEY_TILE}; use {' or '.join(map(str, around))}"),
+         f"max-len {spec.max_len} is not a multiple of {KEY_TILE}; use {' or '.join(map(str, around))}"),
+        (spec.max_len > longest, f"max-len {spec.max_len} exceeds the {longest} positions of the models; lower it"),
         (spec.rows >= spec.max_len, f"k {spec.k} leaves no room in max-len {spec.max_len}; raise max-len"),
-        (spec.usable < least,
-         f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {least - 1} of {KEY_TILE} positions, "
-         f"block 0 and {SPARE_PAGES} spare blocks are reserved, give at least {least + SPARE_PAGES}"),
+        (spec.usable < needed,
+         f"blocks is {spec.blocks}; a sequence of max-len {spec.max_len} needs {needed - 1} of {KEY_TILE} positions, "
+         f"block 0 and {SPARE_PAGES} spare blocks are reserved, give at least {needed + SPARE_PAGES}"),
         (not fitting or list(spec.chunks) != sorted({*spec.chunks}),
          f"chunks are {chunks}; give rising powers of two from {KEY_TILE} to max-len {spec.max_len}"),
         (not rising or any(bucket % tile for bucket in buckets[:-1]),
@@ -212,7 +210,9 @@ def _check_draft(spec: BundleSpec) -> None:
     check_tp(draft, spec.tp, "draft")
     if target.vocab_size != draft.vocab_size:
         sizes = f"{target.vocab_size} and {draft.vocab_size}"
-        raise UserError(f"target and draft have vocabularies of {sizes} tokens; a draft must share the target's")
+        raise UserError(
+            f"target and draft have vocabularies of {sizes} ids; give a --draft with the target's, or --k 0"
+        )
     if clause := draft.incompatibility(target, spec.k) if hasattr(draft, "incompatibility") else "":
         raise UserError(f"the draft {clause}; give one that was trained for this target, or lower k")
 
@@ -224,21 +224,21 @@ def _check_kernels(spec: BundleSpec) -> None:
         raise UserError("kernels multiply FP8 weights by bf16 rows only; use --dtype bf16 or --kernels reference")
     for part in spec.parts if spec.kernels == "nki" else ():
         config, packing, heads = part.config, part.packing, part.ctx.heads(part.config)
-        if misfit := attention_limit_error(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
-            raise UserError(f"the {part.role}: {misfit}, or use --kernels reference")
+        if reason := attention_limit_error(spec.batch, 1, spec.max_len, spec.pool * heads.kv_per_rank * KEY_TILE):
+            raise UserError(f"the {part.role}: {reason}, or use --kernels reference")
         inner = config.intermediate_size // spec.tp if packing.mlp else 0
         if packing.fp8 and not (packing.attention and packing.mlp):
             raise UserError(
                 f"the {part.role} has layers that no kernel packs, whose weights cannot be FP8; use --kernels "
                 "reference, or leave out --weights fp8"
             )
-        for used, what, numbers, most, way in (
+        for used, what, numbers, limit, way in (
             (any(packing[:3]), "rows", config.hidden_size, PROMPT_DEPTH[fp32], "use --dtype bf16" if fp32 else ""),
             (packing.attention, "rows of heads", heads.heads_per_rank * config.head_dim, PROMPT_DEPTH[fp32], split),
             (packing.mlp, "inner rows", inner, PROMPT_INNER[fp32], split),
         ):
-            if used and numbers > most:
+            if used and numbers > limit:
                 raise UserError(
-                    f"the {part.role}'s {what} have {numbers} numbers of {spec.dtype} on a rank, and a prompt's "
-                    f"kernels hold {most}; {' or '.join(filter(None, (way, 'use --kernels reference')))}"
+                    f"the {part.role}'s {what} have {numbers} {spec.dtype} numbers on a rank, and kernels for prompts "
+                    f"support {limit}; {' or '.join(filter(None, (way, 'use --kernels reference')))}"
                 )

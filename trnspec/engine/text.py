@@ -1,15 +1,14 @@
 """Text and tokens: the bundle's tokenizer, incremental detokenization, stop strings, bad words."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
 from model.errors import UserError
 from trnspec.bundle.opening import Bundle
+from trnspec.bundle.tokenizer import TOKENIZER, call, tokenizer_fault
 
-TOKENIZER = "tokenizer/tokenizer.json"
 # what decodes to it may be the beginning of a character
 _REPLACEMENT = "\ufffd"
 
@@ -27,29 +26,9 @@ def load_tokenizer(bundle: Bundle) -> Tokenizer:
     return tokenizer
 
 
-def tokenizer_fault(content: bytes | bytearray, vocab_size: int) -> str:
-    """Why a tokenizer.json cannot be used with a model of this size, as the end of a sentence; "" if it can."""
-    try:
-        tokenizer = _call(Tokenizer.from_str, content.decode("utf-8", errors="replace"))
-        last = max(_call(tokenizer.get_vocab, with_added_tokens=True).values())
-    except UserError as error:
-        return f"cannot be used: {error}"
-    return "" if last < vocab_size else f"has the id {last}, the model's ids are 0 to {vocab_size - 1}"
-
-
 def encode(tokenizer: Tokenizer, text: str, special: bool = True) -> tuple[int, ...]:
     """The token ids of a text. Raises UserError if the tokenizer fails on it."""
-    return tuple(_call(tokenizer.encode, text, add_special_tokens=special).ids)
-
-
-def _call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """A call of the tokenizers library; its errors, panics of its Rust code included, become a UserError."""
-    try:
-        return function(*args, **options)
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(f"the tokenizers library failed ({ascii(str(error)[:120])[1:-1]})") from error
+    return tuple(call(tokenizer.encode, text, add_special_tokens=special).ids)
 
 
 class Detokenizer:
