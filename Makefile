@@ -73,9 +73,10 @@ check: install
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
 
-# the picture that a command draws: drawn again, and an error if it was out of date
+# the pictures that commands draw: drawn again, and an error if it was out of date
 docs: install
 	$(RUN) -m bench.kernels --only decode_layers_kernel/32B-tp32-B4-N8-S1024-L2-lnc2 --picture docs/pictures/layers.svg
+	$(RUN) -m bench.tune --tp 4 16 32 --lnc 2 --picture docs/pictures/cost.svg
 	git diff --exit-code --stat docs
 
 # damages, kills, faults of a network and wrong invocations, with a new seed each time; under ten minutes

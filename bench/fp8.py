@@ -1,6 +1,6 @@
 """What FP8 weights cost in quality: the demo pair in fp32, in bf16, and in bf16 with FP8 weights, side by side.
 
-On the text that it was not trained on: the error of the logits against fp32 (root mean square, relative), how often the
+On text held out from training: the error of the logits against fp32 (root mean square, relative), how often the
 most likely id is fp32's, and perplexity. On the demo's prompts, greedy: the tokens of a step, and how many tokens of a
 response come before the first that is not fp32's.
 """
@@ -59,8 +59,8 @@ def generated(folder: Path, dtype: str, weights: str) -> tuple[list[list[int]], 
     built = bundle(folder / f"{dtype}-{weights}", "chain", K, dtype=dtype, weights=weights, batch=4)
     with LLM(built) as llm:
         outputs = llm.generate([p.text for p in prompts(3)], max_new_tokens=TOKENS)
-    steps = [accepted for output in outputs for accepted in output.accepted]
-    return [output.ids for output in outputs], 1 + sum(steps) / len(steps)
+    steps, accepted = sum(output.steps for output in outputs), sum(sum(output.accepted) for output in outputs)
+    return [output.ids for output in outputs], 1 + accepted / steps
 
 
 def equal_tokens(ids: list[int], right: list[int]) -> int:
@@ -75,11 +75,11 @@ def main() -> None:
         for name, build in BUILDS.items():
             ids, per_step = generated(Path(folder), *build)
             ids_BN = held_out(Tokenizer.from_file(str(TARGET / "tokenizer.json")))
-            found = logits(ids_BN, *build)
-            right = right or (found, ids)
-            error = float((found - right[0]).square().mean().sqrt() / right[0].square().mean().sqrt())
-            same = float((found.argmax(-1) == right[0].argmax(-1)).float().mean())
-            loss = torch.nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), ids_BN[:, 1:].flatten())
+            logits_BNV = logits(ids_BN, *build)
+            right = right or (logits_BNV, ids)
+            error = float((logits_BNV - right[0]).square().mean().sqrt() / right[0].square().mean().sqrt())
+            same = float((logits_BNV.argmax(-1) == right[0].argmax(-1)).float().mean())
+            loss = torch.nn.functional.cross_entropy(logits_BNV[:, :-1].flatten(0, 1), ids_BN[:, 1:].flatten())
             equal = sum(map(equal_tokens, ids, right[1])) / sum(map(len, right[1]))
             rows.append([name, f"{error:.2%}", f"{same:.1%}", f"{loss.exp():.3f}", f"{per_step:.2f}", f"{equal:.0%}"])
     heads = [

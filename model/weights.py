@@ -121,7 +121,7 @@ def pack_projections(module: nn.Module, plain: nn.Module, table: Packed, head_di
 
 def scales_of(module: nn.Module, *names: str) -> tuple[Tensor, ...]:
     """The scales of packed parameters; none if they are not FP8."""
-    return tuple(module.get_parameter(f"{n}_scale") for n in names if hasattr(module, f"{n}_scale"))
+    return tuple(getattr(module, f"{n}_scale") for n in names if hasattr(module, f"{n}_scale"))
 
 
 def shard_file(rank: int) -> str:

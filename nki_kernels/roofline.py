@@ -45,15 +45,16 @@ def decode_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
     return Cost(weights * itemsize, 2 * rows * weights)
 
 
-def prompt_product(rows: int, depth: int, features: int, itemsize: int) -> Cost:
+def prompt_product(rows: int, depth: int, features: int, itemsize: int, weight_itemsize: int) -> Cost:
     """The weight once, rows in and out."""
-    return Cost((depth * features + rows * (depth + features)) * itemsize, 2 * rows * depth * features)
+    moved = depth * features * weight_itemsize + rows * (depth + features) * itemsize
+    return Cost(moved, 2 * rows * depth * features)
 
 
-def prompt_mlp(rows: int, hidden: int, inner: int, itemsize: int) -> Cost:
+def prompt_mlp(rows: int, hidden: int, inner: int, itemsize: int, weight_itemsize: int) -> Cost:
     """Gate, up and down once, rows in and out."""
     weights = 3 * hidden * inner
-    return Cost((weights + 2 * rows * hidden) * itemsize, 2 * rows * weights)
+    return Cost(weights * weight_itemsize + 2 * rows * hidden * itemsize, 2 * rows * weights)
 
 
 def decode_attention(d: AttentionDims, hidden: int, weight_itemsize: int) -> Cost:

@@ -90,11 +90,11 @@ def in_dtype(shard: Shard, *weights: Any) -> tuple[tuple[Any, ...], tuple[Any, .
     return tuple(w.astype(ml_dtypes.float8_e4m3) for w in weights), scales
 
 
-def mlp_arguments(shard: Shard, rows: int = 0) -> tuple[Any, ...]:
-    """Arguments of decode_mlp_kernel, and of prompt_mlp_kernel for a number of rows."""
+def mlp_arguments(shard: Shard) -> tuple[Any, ...]:
+    """Arguments of decode_mlp_kernel."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
     weights, scales = in_dtype(shard, packed(hidden, inner, 2, shard.columns), packed(inner, hidden, 1, shard.columns))
-    rows_and_gamma = normal((rows or shard.rows, hidden), BF16), normal((hidden,), BF16)
+    rows_and_gamma = normal((shard.rows, hidden), BF16), normal((hidden,), BF16)
     return *rows_and_gamma, *weights, *((EPS, scales) if scales else ())
 
 
@@ -168,22 +168,24 @@ LONG_ROWS = (Shard("8B", 1, 4, 8), Shard("32B", 4, 4, 8))
 def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
     """Prefill's products of a shard's layer: the MLP half, QKV, the output projection."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
-    d, name = attention_dims(shard), f"{shard.model}-tp{shard.tp}-C{rows}"
+    d, name = attention_dims(shard), f"{shard.model}-tp{shard.tp}-C{rows}" + "-fp8" * shard.fp8
     width, heads = (d.heads + 2 * d.kv_heads) * d.dim, d.heads * d.dim
     mlp = partial(mlp_arguments, replace(shard, batch=1, candidates=rows))
 
     def qkv() -> tuple[Any, ...]:
         q, k = (normal((of * d.dim, hidden), BF16) for of in (d.heads, d.kv_heads))
-        return normal((rows, hidden), BF16), pack_qkv(q, k, k, d.dim)
+        weights, scales = in_dtype(shard, pack_qkv(q, k, k, d.dim, shard.columns))
+        return normal((rows, hidden), BF16), *weights, *((0, *scales) if scales else ())
 
     def out() -> tuple[Any, ...]:
-        return normal((rows, heads), BF16), packed(heads, hidden)
+        weights, scales = in_dtype(shard, packed(heads, hidden, 1, shard.columns))
+        return normal((rows, heads), BF16), *weights, *((0, *scales) if scales else ())
 
-    product = partial(partial, roofline.prompt_product, rows)
+    product, sizes = partial(partial, roofline.prompt_product, rows), (BF16, shard.weight_itemsize)
     return (
-        Case(name, prompt_mlp_kernel, mlp, partial(roofline.prompt_mlp, rows, hidden, inner, BF16), lnc),
-        Case(f"{name}-qkv", prompt_product_kernel, qkv, product(hidden, width, BF16), lnc),
-        Case(f"{name}-out", prompt_product_kernel, out, product(heads, hidden, BF16), lnc),
+        Case(name, prompt_mlp_kernel, mlp, partial(roofline.prompt_mlp, rows, hidden, inner, *sizes), lnc),
+        Case(f"{name}-qkv", prompt_product_kernel, qkv, product(hidden, width, *sizes), lnc),
+        Case(f"{name}-out", prompt_product_kernel, out, product(heads, hidden, *sizes), lnc),
     )
 
 
@@ -193,7 +195,7 @@ def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
     def arguments() -> tuple[Any, ...]:
         return normal((rows, hidden), BF16), pack_head(normal((ids, hidden), BF16))
 
-    name, cost = f"R{rows}-E{hidden}-V{ids}-head", partial(roofline.prompt_product, rows, hidden, ids, BF16)
+    name, cost = f"R{rows}-E{hidden}-V{ids}-head", partial(roofline.prompt_product, rows, hidden, ids, BF16, BF16)
     return Case(name, prompt_product_kernel, arguments, cost, lnc)
 
 
@@ -224,4 +226,11 @@ DECODE_LAYER = (
     *(make(shard) for shard in (*DRAFTS, TARGET) for make in (attention_case, mlp_case)),
     *(make(shard, lnc=2) for shard in ON_TWO_CORES for make in (attention_case, mlp_case)),
     *(attention_case(TARGET, lnc, slots) for slots in LENGTHS[1:] for lnc in (1, 2)),
+)
+# FP8 weights, on one chip and on eight
+FP8_SHARDS = tuple(Shard("32B", tp, 4, 8, fp8=True) for tp in (4, 32))
+FP8_LAYER = (
+    *(make(shard, lnc=2) for shard in FP8_SHARDS for make in (attention_case, mlp_case)),
+    *(layers_case(shard, 2) for shard in FP8_SHARDS),
+    *(case for rows in (128, 2048) for case in prompt_cases(FP8_SHARDS[0], rows, lnc=2)),
 )

@@ -70,13 +70,14 @@ class Setup:
         """Whether the plan of the build fits a rank's HBM; a draft other than a smaller Qwen3 counts as the 1.7B."""
         kind, size = DRAFTERS[self.drafter]
         draft = f"Qwen/Qwen3-{size if kind == 'chain' else '1.7B'}" if kind != "none" else ""
-        return _rank_bytes(self.tp, self.batch, draft) <= CAPACITY * self.lnc / LNC
+        return _rank_bytes(self.tp, self.batch, draft, self.weights) <= CAPACITY * self.lnc / LNC
 
 
 @cache
-def _rank_bytes(tp: int, batch: int, draft: str) -> int:
+def _rank_bytes(tp: int, batch: int, draft: str, weights: str) -> int:
     """Bytes on a rank of two cores."""
     spec = BuildSpec(tp=tp, batch=batch, max_len=SLOTS, k="7" if draft else "0", draft=draft or BuildSpec.draft)
+    spec = replace(spec, weights="fp8" if weights == "fp8" else BuildSpec.weights)
     return sum(rank_bytes(make_plan(spec.bundle)).values())
 
 

@@ -39,7 +39,9 @@ LNC = 2
 # layers of the launch that is simulated; the second one prefetches the third's weights, as all but the last one do
 _LAYERS = 3
 # the launch of several layers by the dtype of their weights; embeddings, norms and head are bf16
-WEIGHTS: dict[str, Callable[..., Case]] = {"bf16": layers_case}
+WEIGHTS: dict[str, Callable[..., Case]] = {
+    "bf16": layers_case, "fp8": lambda shard, *sizes: layers_case(replace(shard, fp8=True), *sizes)
+}  # fmt: skip
 # an execution of a graph with a collective of 32 ranks on a trn2.48xlarge (foxl-ai/kiln, docs/neuron-notes.md)
 _EXECUTION_US = 2500.0
 # a row's largest value and its id

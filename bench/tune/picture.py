@@ -66,4 +66,4 @@ def draw(rows: Sequence[Row], article: Row) -> str:
     left, top = x(article["cost"]), y(article["ms"])
     label = f"the article: chain 1.7B, tp {article['tp']}, batch {article['batch']}, k {article['k']}"
     parts.append(f'<path d="M{left - 6:.1f} {top:.1f}l6 -6l6 6l-6 6z" fill="none" stroke="black" stroke-width="2"/>')
-    return "\n".join([*parts, _text(left + 10, top + 4, label), "</svg>"]) + "\n"
+    return "\n".join([*parts, _text(left, top - 10, label, 'text-anchor="middle"'), "</svg>"]) + "\n"

@@ -17,7 +17,7 @@ from model.ops import Ops
 from model.qwen3 import MLP, Attention
 from model.rope import Rotation, apply_rope
 from model.weights import Packed, pack_projections, scales_of
-from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack, pack_down, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.limits import CANDIDATES, ROWS
 
 PACKED_ATTENTION: Packed = {
@@ -34,7 +34,7 @@ PACKED_ATTENTION_FP8: Packed = {
 }
 PACKED_MLP_FP8: Packed = {
     "gate_up_packed": (("gate_proj", "up_proj"), lambda gate, up, dim: pack_gate_up(gate, up, FP8_COLUMNS)),
-    "down_packed": (("down_proj",), lambda down, dim: pack(down, FP8_COLUMNS)),
+    "down_packed": (("down_proj",), lambda down, dim: pack_down(down)),
 }
 # the places of keys and values among a layer's operands
 _CACHES = (8, 9)
@@ -116,7 +116,7 @@ class PackedAttention(Attention):
         return self.ctx.ops.all_reduce(self.product(out_BNF, "out_packed")), cache
 
     def product(self, x_BNK: Tensor, name: str, blocks: int = 0) -> Tensor:
-        return product(self.run, x_BNK, self.get_parameter(name), blocks, *scales_of(self, name))
+        return product(self.run, x_BNK, getattr(self, name), blocks, *scales_of(self, name))
 
     def fits(self, x_BNE: Tensor, meta: AttentionMetadata) -> bool:
         """Whether the decode kernels support these rows: few and causal."""

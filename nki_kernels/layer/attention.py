@@ -11,6 +11,7 @@ rounding.
 Layouts: x and out (R, E), gamma (E,), k_norm and q_norm (D,), weights of pack_qkv (heads in the order v, k, q) and
 pack_out, cos and sin (B, N, D / 2) fp32, pools (pages, G, 128, D), positions (B, N) and block_table (B, S / 128) int32,
 S a multiple of 1024. Two cores attend half of the sequences each (core_split.py).
+FP8 weights have scales (blocks, 1, C).
 Cost: weights and cache once (roofline.decode_attention); a weight below MIN_BYTES_TO_SPLIT, once per core. Design:
 docs/kernels.md. Launched by steps for layers that are not part of a decode_layers launch.
 """

@@ -9,6 +9,7 @@ not depend on R, its index or the number of cores.
 Layouts: x and out (R, E), gamma (E,), gate_up (blocks, E, 2 C) of pack_gate_up, down (blocks, I, C) of pack. Each of
 two cores computes half of the blocks of gate and up, exchanges each block of silu(g) u, and computes half of the output
 columns: no partial sums are added. Below the break-even size core 0 computes the full MLP and core 1 idles.
+FP8 weights have scales (blocks, 1, columns) and are stationary.
 Cost: all weights once (roofline.decode_mlp). Design: docs/kernels.md. Launched by steps for layers that are not part of
 a decode_layers launch, and for the MLP of block drafts.
 """
@@ -52,10 +53,10 @@ def swiglu_transposed(gated_WR, gate, up, inv_rms_PR):
     """The same of FP8 weights, for one group of W channels: gate and up are pairs of PSUM (W, R) and scales (W, 1)."""
     inv_rms_WR = inv_rms_PR[0 : gated_WR.shape[0], :]
     scaled = []
-    for psum_WR, scale_W1 in (gate, up):
+    for half in (gate, up):
         scaled_WR = nl.ndarray(gated_WR.shape, dtype=nl.float32)
         nisa.scalar_tensor_tensor(
-            dst=scaled_WR, data=psum_WR, op0=nl.multiply, operand0=scale_W1, op1=nl.multiply, operand1=inv_rms_WR
+            dst=scaled_WR, data=half[0], op0=nl.multiply, operand0=half[1], op1=nl.multiply, operand1=inv_rms_WR
         )
         scaled.append(scaled_WR)
     nisa.activation(dst=scaled[0], op=nl.silu, data=scaled[0])
@@ -101,6 +102,8 @@ class MLPHalf(nl.NKIObject):
 
     def gate_and_up(self, rows, stream):
         """silu(gate) * up of RMSNormRows, transposed: (128, tiles, padded_rows)."""
+        if self.gate_up.fills_tiles():
+            return self.gate_and_up_tiles(rows, stream)
         count, width = rows.scaled_PTR.shape[2], self.gate_up.columns // 2
         first, last = self.gate_up.blocks
         gated_RI = nl.ndarray((padded_rows(count), self.down.depth), dtype=rows.scaled_PTR.dtype)
@@ -124,6 +127,21 @@ class MLPHalf(nl.NKIObject):
             src = gated_RI[:, block * width : (block + 1) * width]
             dst = gated_RI[:, received * width : (received + 1) * width]
             exchange(src, dst, MLP_PIPE, nisa.dma_engine.gpsimd_dma)
+
+    def gate_and_up_tiles(self, rows, stream):
+        """The same of FP8 weights whose blocks are K tiles of down, which need no transpose."""
+        first, last = self.gate_up.blocks
+        gated_PTR = nl.ndarray((P, self.down.k_tiles, rows.scaled_PTR.shape[2]), dtype=rows.scaled_PTR.dtype)
+        for block in range(first, last):
+            product, scales = WeightStationary(rows.scaled_PTR, P, 2, False), self.gate_up.channels
+            accumulate(stream, self.gate_up, [product])
+            gate = (product.psum[0][:, 0, :], scales.of_group(block, 0))
+            up = (product.psum[1][:, 0, :], scales.of_group(block, 1))
+            swiglu_transposed(gated_PTR[:, block, :], gate, up, rows.inv_rms_all_partitions())
+            if self.is_split:
+                received = (block + last - first) % (2 * (last - first))
+                exchange(gated_PTR[:, block, :], gated_PTR[:, received, :], MLP_PIPE, nisa.dma_engine.gpsimd_dma)
+        return gated_PTR
 
     def gate_and_up_fp8(self, gated_RI, rows, stream):
         """The same with the weights stationary, so that a channel's scale is one per partition.

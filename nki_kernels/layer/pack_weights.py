@@ -38,6 +38,18 @@ def pack(weight: Any, columns: int = BANK) -> Any:
     return _in_blocks(weight, block_width(len(weight), columns))
 
 
+def pack_down(weight: Any) -> Any:
+    """An FP8 (out, I) as (blocks, I, C): if I is a multiple of 256, K tile t has inputs 128 t to 128 t + 127.
+
+    Then each block of gate and up is a K tile. Or its scales (out, 1).
+    """
+    out, depth = weight.shape
+    if depth % FP8_COLUMNS == 0:
+        half = FP8_COLUMNS // 2
+        weight = _contiguous(weight.reshape(out, depth // half, half).swapaxes(1, 2)).reshape(out, depth)
+    return pack(weight, FP8_COLUMNS)
+
+
 def _in_blocks(weight: Any, width: int) -> Any:
     return _contiguous(weight.reshape(-1, width, weight.shape[1]).swapaxes(1, 2))
 

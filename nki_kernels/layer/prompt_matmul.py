@@ -10,6 +10,7 @@ SwiGLU are decode_mlp's, so a row's bits are decode's: they do not depend on C, 
 Layouts: x (C, E) or (C, K), gamma (E,), gate_up (blocks, E, 2 W) of pack_gate_up, down (blocks, I, W) of pack; weight
 (blocks, K, W) of pack, pack_qkv, pack_out or pack_head, K a multiple of 128; prompt_product multiplies its `first`
 blocks, or all for 0. Each of two cores computes half of the row tiles, or half of the blocks for a single row tile.
+FP8 weights have scales (blocks, 1, W).
 Cost: roofline.prompt_mlp and roofline.prompt_product. Design: docs/kernels.md. Launched by every prefill graph,
 and prompt_product for the projections of block drafts and the head of every pass.
 """
@@ -29,6 +30,7 @@ from nki_kernels.layer.weight_stream import (
     alternate_engine,
     next_block,
     row_products,
+    transpose_in_order,
     transpose_rows,
 )
 from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
@@ -191,7 +193,10 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6, scales=None):
                 psum_RC = scaled(multiply(block, both, tile.x_PTR), scale_PC)
                 swiglu(tile.gated_RI[:, b * width : (b + 1) * width], psum_RC, tile.normed.inv_rms())
         for tile in groups[g]:
-            gated.append(transpose_rows(tile.gated_RI))
+            if both.fills_tiles():
+                gated.append(transpose_in_order(tile.gated_RI))
+            else:
+                gated.append(transpose_rows(tile.gated_RI))
         project_tiles(out_CE, stream, last, gated, groups[g], groups[g + 1])
     return out_CE
 

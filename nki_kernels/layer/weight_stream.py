@@ -37,6 +37,10 @@ class PackedWeight(nl.NKIObject):
     def is_fp8(self):
         return not absent(self.scale)
 
+    def fills_tiles(self):
+        """Whether each block of FP8 gate and up has 128 channels: a K tile of down (pack_down)."""
+        return self.is_fp8() and self.columns == 2 * P
+
     def load_scale(self, groups):
         """Load the scales of this core's blocks, if there are any, for groups of columns."""
         if self.is_fp8() and absent(self.channels) and self.blocks[0] < self.blocks[1]:
@@ -249,6 +253,15 @@ def transpose_rows(rows_RK):
         nisa.nc_transpose(dst=psum_KR, data=repeated)
         engine = alternate_engine(min(tiles, 1))
         nisa.tensor_copy(dst=x_PTR[0 : copies * remainder, tiles, :], src=psum_KR, engine=engine)
+    return x_PTR
+
+
+def transpose_in_order(rows_RK):
+    """Rows (R, K) in SBUF as K tiles (128, tiles, R), tile t with inputs 128 t to 128 t + 127."""
+    rows, depth = rows_RK.shape
+    x_PTR = nl.ndarray((P, depth // P, rows), dtype=rows_RK.dtype)
+    by_tile_RPT = rows_RK.reshape((rows, depth // P, P)).permute((0, 2, 1))
+    transpose_on_pe(x_PTR, by_tile_RPT, (0, depth // P), (nisa.engine.unknown,))
     return x_PTR
 
 

@@ -11,7 +11,7 @@ P = 128
 def paged_gather(pages, block_table):
     """The rows (L, W) of pages (N, W) that block_table (L, 1), int32, names, L at most 128.
 
-    An entry that is not an index of `pages` is an error here (`OutOfBounds`), as it would be on a device.
+    An entry that is not an index of `pages` is refused (`DynamicOutOfRange`).
     """
     count, width = block_table.shape[0], pages.shape[1]
     out = nl.ndarray((count, width), dtype=pages.dtype, buffer=nl.shared_hbm)

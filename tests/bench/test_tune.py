@@ -171,8 +171,8 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, tables: Any) -> None:
         acceptance.read(Path(_file(tmp_path, tables)))
 
 
-WRONG = """--limit-ms nan, --limit-ms -1, --price 0, --weights int4, --lnc 3, --batch 0, --batch 65,
---tp 5, --tp nan, --k 16, --drafter x, --traces /dev/null, --out /proc/x, --picture /proc/x"""
+WRONG = """--limit-ms nan, --limit-ms -1, --price 0, --weights int4, --lnc 3, --batch 0, --batch 65, --tp 5,
+--tp nan, --k 16, --drafter x, --traces /dev/null, --out /proc/x, --picture /proc/x"""
 
 
 @pytest.mark.parametrize("words", WRONG.replace("\n", " ").split(", "))

@@ -92,11 +92,10 @@ def test_tokens_are_those_of_one_rank(base: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["sharded", "packed"])
 def test_tokens_of_kernels_are_the_reference_s(base: Path, sizes: str) -> None:
-    """Samples from shards of the vocabulary; packed weights; two layers in a launch, which ranks run as halves."""
+    """Samples from shards of the vocabulary; packed weights; two layers in a launch, which two ranks run as halves."""
     expected = tokens(_built(base / sizes, kernels="reference"), 4)
     assert tokens(_built(base / sizes, kernels="nki", tp=1, layers=2), 4) == expected
-    ranks = [_built(base / sizes, kernels="nki", tp=tp, layers=2) for tp in (2, 4)]
-    assert tokens_of_process(ranks, 4) == [expected] * 2
+    assert tokens_of_process([_built(base / sizes, kernels="nki", tp=2, layers=2)], 4) == [expected]
 
 
 def _lowered(base: Path, key: GraphKey = STEP, **changes: Any) -> bytes:

@@ -91,12 +91,12 @@ def kills(spec: BuildSpec, scratch: Path, seed: int, count: int, seconds: float 
     traced = {s.k: build(replace(s, out=str(scratch / f"traced{s.k}"))) for s in (one, other)}
     length = _timed(replace(one, out=str(scratch / "timed")), traced[one.k])
     while series.tried < count and time.monotonic() - begin < seconds:
-        if rng.random() < 0.5:
+        if rng.random() < 1 / 3:
             shutil.rmtree(out, ignore_errors=True)
         old = _k(out)
         new = other if old == int(one.k) else one
-        # a build that continues a killed one is shorter, one over a bundle is longer
-        after = rng.uniform(0.02, 1.3) * length * rng.choice((0.3, 1.0))
+        # a build that continues a killed new one is shorter
+        after = rng.uniform(0.02, 1.2) * length * (1.0 if old else rng.choice((0.2, 0.5, 1.0)))
         if _killed(_start(new, traced[new.k]), after, out, rng.choice(_MORE)):
             moments.add(_names(out))
             series.count(f"k {new.k} over k {old}", "" if (k := _k(out)) in (old, int(new.k)) else str(k))

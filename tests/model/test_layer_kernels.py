@@ -35,7 +35,7 @@ from trnspec.bundle import hlo
 from trnspec.bundle.plan import make_plan
 
 # the smallest Qwen3 that the fused kernels support
-SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 500}
+SMALL: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "vocab_size": 501}
 CONFIG = dataclasses.replace(PRESETS["Qwen/Qwen3-0.6B"], **SMALL, num_attention_heads=4, num_key_value_heads=2)
 TABLE = torch.tensor([[3, 6], [5, 1]], dtype=torch.int32)
 
@@ -73,7 +73,7 @@ def test_a_pass_through_fused_layers(dtype: torch.dtype) -> None:
     for ctx in (Context(), NkiContext(1, EAGER, launches)):
         model, caches = model_of(ctx, dtype), empty_caches(CONFIG, 1, 8, dtype)
         for slot, count in ((0, 128), (1, 256)):
-            ids = torch.arange(count, dtype=torch.int32)[None] * (slot + 3) % 500
+            ids = torch.arange(count, dtype=torch.int32)[None] * (slot + 3) % 501
             _, caches, _ = model.hidden(ids, caches, rows(0, count, TABLE[slot : slot + 1]))
         positions = torch.tensor([[40], [200]], dtype=torch.int32) + torch.arange(5, dtype=torch.int32)
         ids = torch.arange(10, dtype=torch.int32).view(2, 5)

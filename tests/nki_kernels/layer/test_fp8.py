@@ -16,7 +16,7 @@ from nki_kernels.layer.attention import decode_attention
 from nki_kernels.layer.decode_layers import decode_layers
 from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp
-from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack, pack_down, pack_gate_up, pack_out, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import as_torch, normal, same
@@ -24,7 +24,7 @@ from tests.nki_kernels.layer.inputs import DIM, MLP, AttentionDims, as_fp64, dra
 
 EPS = 1e-6
 # rows, E, I: odd first; a rest of 32 inner rows; all partitions; rows split in four
-SHAPES = [(3, 384, 250), (33, 640, 800), (128, 256, 512), (9, 4096, 64)]
+SHAPES = [(3, 384, 250), (33, 640, 800), (128, 256, 512), (9, 4096, 64), (5, 256, 1024)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def exact(weight: tuple[Any, Any]) -> Any:
 def mlp_operands(m: MLP) -> tuple[tuple[Any, ...], list[tuple[Any, Any]]]:
     """The operands of the MLP's kernels, and gate, up and down."""
     gate, up, down = weights = [in_fp8(w) for w in (m.gate, m.up, m.down)]
-    packed = [(pack_gate_up(gate[i], up[i], FP8_COLUMNS), pack(down[i], FP8_COLUMNS)) for i in (0, 1)]
+    packed = [(pack_gate_up(gate[i], up[i], FP8_COLUMNS), pack_down(down[i])) for i in (0, 1)]
     return (m.x, m.gamma, *packed[0], EPS, packed[1]), weights
 
 
