@@ -84,7 +84,7 @@ def test_the_table_names_the_simulation_and_a_device_adds_its_column(
     """With the vendor's nki in the process, the simulated column comes from another process."""
     kernels.main(["--only", SMALL])
     out = capsys.readouterr().out
-    assert ("us (simulated)" in out, "wall" in out) == (True, False)
+    assert ("us (simulated, without a launch)" in out, "wall" in out) == (True, False)
     monkeypatch.setattr(kernels, "measure", lambda case: 12.5)
     monkeypatch.setitem(sys.modules, "nki", ModuleType("nki"))
     assert kernels.has_device()
