@@ -173,7 +173,9 @@ def config_from_dict(
         raise UserError(f"{where} has no rope_theta; add the value of its training, 1000000 in Qwen's checkpoints")
     if quantization := raw.get("quantization_config") or raw.get("compression_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
+        # the blocks of Qwen's FP8 checkpoints: --weights fp8 reads them, and a Checkpoint refuses them without
+        if method != "fp8" or quantization.get("weight_block_size") != [128, 128]:
+            raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
     values: dict[str, Any] = {"rope_theta": thetas[0], "rope_scaling": next(iter(scalings), None)}
     # the defaults of transformers' Qwen3Config
     values = {"head_dim": 128, "tie_word_embeddings": False} | raw | values

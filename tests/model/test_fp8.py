@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,9 @@ def test_a_checkpoint_in_blocks(tmp_path: Path) -> None:
     sizes = PACKED | {"hidden_size": 256, "intermediate_size": 320}
     blocks, plain = (write_model(tmp_path / name, 1, **sizes) for name in ("blocks", "plain"))
     save_file(write_blocks(blocks), plain / "model.safetensors")
+    raw = json.loads((blocks / "config.json").read_text(encoding="utf-8"))
+    raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (blocks / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     config = BuildSpec(target=str(blocks), k="0").bundle.target_config
     for rank in (0, 1):
         found, expected = (
@@ -97,7 +101,7 @@ def test_a_checkpoint_in_blocks(tmp_path: Path) -> None:
     down = quantize(load_file(plain / "model.safetensors")["model.layers.0.mlp.down_proj.weight"])
     assert torch.equal(found["layers.0.mlp.down_proj.weight_scale"], down[1])
     assert torch.equal(found["layers.0.mlp.down_proj.weight"].float(), down[0].float()[:, 160:])
-    refused(lambda: Checkpoint(blocks, config), "has unknown")
+    refused(lambda: Checkpoint(blocks, config), "is quantized")
     tensors = load_file(blocks / "model.safetensors")
     save_file(tensors | {f"{NAME}_scale_inv": torch.ones(2, 2)}, blocks / "model.safetensors")
     refused(lambda: Checkpoint(blocks, config, fp8=True), f"{NAME}_scale_inv is (2, 2), expected (3, 2)")
