@@ -29,7 +29,10 @@ PROSE = (
     r"|the text|the pair|take apart|taken apart|near ties|travels?|under way|borders?|strangers?"
 )
 # uses that the field has too
-PHRASES = r"at least|at most|whole number|in turn|(its|their|your) own|held[- _]out|(not|no \S+|was|were) found|ties? drawn"
+PHRASES = (
+    r"at least|at most|whole number|in turn|(its|their|your) own|"
+    r"held[- _]out|(not|no \S+|was|were) found|ties? drawn"
+)
 PHRASES += r"|border(-\w+)?: "
 
 

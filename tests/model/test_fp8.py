@@ -117,7 +117,7 @@ def test_drafts_change_no_token(family: Path) -> None:
     }
     plain, drafted, fp32 = ([r.ids for r in results] for results in runs.values())
     assert plain == drafted != fp32
-    assert 0 < sum(sum(r.accepted) for r in found["fp8", True]) < sum(sum(r.drafted) for r in found["fp8", True])
+    assert 0 < sum(sum(r.accepted) for r in runs["fp8", True]) < sum(sum(r.drafted) for r in runs["fp8", True])
 
 
 @pytest.mark.slow
