@@ -45,7 +45,7 @@ def test_what_does_not_go_together_is_refused(family: Path, tmp_path: Path) -> N
         ({"drafter": "ngram", "draft": target}, "the drafter ngram has no model, and --draft was given"),
         ({"drafter": "ngram", "k": "0"}, "k is 0 and the drafter ngram"),
         ({"drafter": "none", "k": "3"}, "k is 3 and the drafter none"),
-        ({"drafter": "tree"}, "drafter is 'tree'; it must be one of auto, chain"),
+        ({"drafter": "tree"}, "--drafter is 'tree'; give one of auto, chain"),
         ({"drafter": "parallel", "draft": target, "k": "3"}, "has None as pard_token"),
     ):
         sizes = {"target": target, "tp": 1, "max_len": 128, "kernels": "reference", "out": str(tmp_path / "x")}
