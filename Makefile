@@ -70,6 +70,7 @@ check: install
 	PYTHONPATH=nkisim/src $(VENV)/bin/lint-imports
 	cd nkisim && ../$(VENV)/bin/mypy && PYTHONPATH=src:. ../$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m tests.budgets
+	$(VENV)/bin/python -m tests.words
 	$(VENV)/bin/python -m nkisim.lint --strict nki_kernels
 	$(VENV)/bin/python -m nkisim.lint --strict --nki 0.7 nki_kernels
 

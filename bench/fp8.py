@@ -1,6 +1,6 @@
 """What FP8 weights cost in quality: the demo pair in fp32, in bf16, and in bf16 with FP8 weights, side by side.
 
-On text held out from training: the error of the logits against fp32 (root mean square, relative), how often the
+On held-out text: the error of the logits against fp32 (root mean square, relative), how often the
 most likely id is fp32's, and perplexity. On the demo's prompts, greedy: the tokens of a step, and how many tokens of a
 response come before the first that is not fp32's.
 """

@@ -11,7 +11,7 @@ from model.strict import Length, Range, ValidationError, read, shown
 
 C = TypeVar("C")
 # the largest file of a checkpoint that is read at once; Qwen3's tokenizer.json has 11 MB
-_MAX_BYTES = 128 << 20
+_MAX_BYTES = 128 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Yarn:
     """YaRN's scaling of the rotary positions; `model/rope.py` applies it."""
 
     factor: Annotated[float, Range(1, 1024)]
-    original_max_position_embeddings: Annotated[int, Range(1, 1 << 24)]
+    original_max_position_embeddings: Annotated[int, Range(1, 2**24)]
     beta_fast: Annotated[float, Range(1e-3, 1e6)] = 32.0
     beta_slow: Annotated[float, Range(1e-3, 1e6)] = 1.0
     attention_factor: Annotated[float | None, Range(1e-3, 1e3)] = None
@@ -44,7 +44,7 @@ class ModelConfig:
     vocab_size: Annotated[int, Range(1, 1 << 22)]
     rope_theta: Annotated[float, Range(1, 1e12)] = 1e6
     rms_norm_eps: Annotated[float, Range(1e-12, 1)] = 1e-6
-    max_position_embeddings: Annotated[int, Range(1, 1 << 24)] = 40960
+    max_position_embeddings: Annotated[int, Range(1, 2**24)] = 40960
     head_size: ClassVar[str] = "vocab_size"
 
 
@@ -121,7 +121,7 @@ def read_file(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
-        raise UserError(f"{path} has more than {_MAX_BYTES >> 20} MiB; correct it or download it again")
+        raise UserError(f"{path} has more than {_MAX_BYTES // 1024**2} MiB; correct it or download it again")
     return content
 
 
@@ -173,7 +173,9 @@ def config_from_dict(
         raise UserError(f"{where} has no rope_theta; add the value of its training, 1000000 in Qwen's checkpoints")
     if quantization := raw.get("quantization_config") or raw.get("compression_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
+        # the blocks of Qwen's FP8 checkpoints: --weights fp8 reads them, and a Checkpoint refuses them without
+        if method != "fp8" or quantization.get("weight_block_size") != [128, 128]:
+            raise UserError(f"{where} describes quantized weights ({method}); give the bf16 checkpoint of the model")
     values: dict[str, Any] = {"rope_theta": thetas[0], "rope_scaling": next(iter(scalings), None)}
     # the defaults of transformers' Qwen3Config
     values = {"head_dim": 128, "tie_word_embeddings": False} | raw | values

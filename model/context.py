@@ -3,7 +3,7 @@
 `Context` implements the kernels in torch, as the reference; `model/nki/context.py` launches NKI kernels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -30,7 +30,7 @@ class Context:
 
     tp: int = 1
     ops: Ops = EAGER
-    fp8: bool = False
+    fp8: bool = field(default=False, kw_only=True)
     sharded: ClassVar[bool] = False
 
     def heads(self, config: ModelConfig) -> HeadMap:

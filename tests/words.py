@@ -29,7 +29,10 @@ PROSE = (
     r"|the text|the pair|take apart|taken apart|near ties|travels?|under way|borders?|strangers?"
 )
 # uses that the field has too
-PHRASES = r"at least|at most|whole number|in turn|(its|their|your) own|(not|no \S+|was|were) found|ties? drawn"
+PHRASES = (
+    r"at least|at most|whole number|in turn|(its|their|your) own|"
+    r"held[- _]out|(not|no \S+|was|were) found|ties? drawn"
+)
 PHRASES += r"|border(-\w+)?: "
 
 
@@ -62,7 +65,7 @@ def uses(file: Path) -> Iterator[tuple[int, str]]:
     text = file.read_text(encoding="utf-8")
     tree = ast.parse(text)
     for line, name in names(tree):
-        for part in re.findall(r"[A-Z]?[a-z]+", name):
+        for part in re.findall(r"[A-Z]?[a-z]+", re.sub(PHRASES, "", name)):
             if re.fullmatch(NAMES, part.lower()):
                 yield line, f"{part.lower()} in {name}"
     for line, sentence in prose(text, tree):

@@ -39,7 +39,7 @@ def make_context(
     without: tuple[str, ...] = (), fp8: bool = False,
 ) -> Context:  # fmt: skip
     """The context for a build's `kernels`: "reference" (torch) or "nki"; the other arguments are `NkiContext`'s."""
-    return NkiContext(tp, ops, fp8, launch, layers, without) if name == "nki" else Context(tp, ops, fp8)
+    return NkiContext(tp, ops, launch, layers, without, fp8=fp8) if name == "nki" else Context(tp, ops, fp8=fp8)
 
 
 @dataclass(frozen=True)

@@ -137,10 +137,7 @@ def _word(name: str) -> str:
 
 # first word of a check -> a fault, and what the check says of it
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], Any], str]] = {
-    "environment": (
-        lambda patch, folder: fake_sdk.write_neuron_ls(folder / "bin", "[]"),
-        "neuron-ls lists no free device",
-    ),
+    "environment": (lambda patch, folder: fake_sdk.write_neuron_ls(folder / "bin", "[]"), "lists no free device"),
     "runtime": (lambda patch, folder: patch.delattr("nrtpy.NrtpyModel.benchmark"), "nrtpy has no benchmark"),
     "psum": (_lose_first_products, "chain 3 in one tensor has [6.0] of its products 1 + 2 + 4"),
     "compile": (_refuse, "with status 1: "),
@@ -242,9 +239,7 @@ def test_rejected_drafts_lacking_ids_and_ties(right: Answered) -> None:
     assert _compared(right, lambda *_: False)["margins of ties"] == []
     refused(lambda: _compared(right, lambda *_: False, steps=2), "on the CPU: drafts are rejected")
     short = [Result(result.ids[:-1]) for result in right[2]]
-    refused(
-        lambda: ids.compared(*right[:2], short, right[2], lambda of: 0), "235 ids were generated, and 236 on the CPU"
-    )
+    refused(lambda: ids.compared(*right[:2], short, right[2], lambda of: 0), "235 ids were generated, and 236")
     facts = _compared(right, lambda prompt, at: (prompt, at) == (20, 200), apart=0)
     assert facts["margins of ties"] == [0.0]
     assert facts["ids"] == sum(len(result.ids) for result in right[2]) - 56

@@ -22,4 +22,4 @@ def test_ctrl_c_ends_the_command_with_one_sentence(error: type[Exception], capsy
         run_cli(main)
     signal.signal(signal.SIGINT, before)
     assert end.value.code == 130
-    assert capsys.readouterr().err == "interrupted: finished work is kept; run the command again to continue\n"
+    assert capsys.readouterr().err == "interrupted: run the command again to continue from the finished files\n"

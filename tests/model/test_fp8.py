@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,17 +88,20 @@ def test_a_checkpoint_in_blocks(tmp_path: Path) -> None:
     sizes = PACKED | {"hidden_size": 256, "intermediate_size": 320}
     blocks, plain = (write_model(tmp_path / name, 1, **sizes) for name in ("blocks", "plain"))
     save_file(write_blocks(blocks), plain / "model.safetensors")
+    raw = json.loads((blocks / "config.json").read_text(encoding="utf-8"))
+    raw["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (blocks / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     config = BuildSpec(target=str(blocks), k="0").bundle.target_config
     for rank in (0, 1):
-        found, expected = (
+        actual, expected = (
             shard_of(Checkpoint(folder, config, fp8=True), rank, 2, torch.bfloat16, Packing(fp8=True))
             for folder in (blocks, plain)
         )
-        assert all(torch.equal(found[n].view(torch.uint8), expected[n].view(torch.uint8)) for n in expected)
+        assert all(torch.equal(actual[n].view(torch.uint8), expected[n].view(torch.uint8)) for n in expected)
     down = quantize(load_file(plain / "model.safetensors")["model.layers.0.mlp.down_proj.weight"])
-    assert torch.equal(found["layers.0.mlp.down_proj.weight_scale"], down[1])
-    assert torch.equal(found["layers.0.mlp.down_proj.weight"].float(), down[0].float()[:, 160:])
-    refused(lambda: Checkpoint(blocks, config), "has unknown")
+    assert torch.equal(actual["layers.0.mlp.down_proj.weight_scale"], down[1])
+    assert torch.equal(actual["layers.0.mlp.down_proj.weight"].float(), down[0].float()[:, 160:])
+    refused(lambda: Checkpoint(blocks, config), "is quantized")
     tensors = load_file(blocks / "model.safetensors")
     save_file(tensors | {f"{NAME}_scale_inv": torch.ones(2, 2)}, blocks / "model.safetensors")
     refused(lambda: Checkpoint(blocks, config, fp8=True), f"{NAME}_scale_inv is (2, 2), expected (3, 2)")
@@ -107,13 +111,13 @@ def test_drafts_change_no_token(family: Path) -> None:
     """Eager graphs with FP8 weights; tokens are others than those of the same weights in fp32."""
     requests = [Request((seed, 5, 7), Params(0.8 * (seed % 2), seed=seed), 12) for seed in range(8)]
     options: dict[str, Any] = {"k": 3, "batch": 8}
-    found = {
+    runs = {
         (weights, drafts): eager_engine(family, "chain", drafts, weights=weights, **options).run(requests)
         for weights, drafts in (("fp8", False), ("fp8", True), ("dtype", False))
     }
-    plain, drafted, fp32 = ([r.ids for r in results] for results in found.values())
+    plain, drafted, fp32 = ([r.ids for r in results] for results in runs.values())
     assert plain == drafted != fp32
-    assert 0 < sum(sum(r.accepted) for r in found["fp8", True]) < sum(sum(r.drafted) for r in found["fp8", True])
+    assert 0 < sum(sum(r.accepted) for r in runs["fp8", True]) < sum(sum(r.drafted) for r in runs["fp8", True])
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ def test_shards_mask_and_score_as_the_full_vocabulary_does(ranks: int, count: in
         shard, padded_RV = model.shard, torch.nn.functional.pad(logits_RV, (0, -count % ctx.tp), value=1e9)
         logits_R1V = padded_RV.chunk(ctx.tp, -1)[rank][:, None].contiguous()
         logits_R1V = mask_padding(logits_R1V, shard.rank_11, count, ctx.tp)
+        assert shard.ids_V.max() < count
         counts, bias = torch.zeros((rows, 1, shard.width), dtype=torch.int32), (none, none.float())
         processors = LogitsProcessors.of(masks_RW[:, None], penalties.repeat(rows, 1), bias, counts, shard)
         visible_RV = processors.visible(logits_R1V)[:, 0]

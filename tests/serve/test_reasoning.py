@@ -137,9 +137,9 @@ def test_drafts_while_thinking_change_no_id_and_no_id_escapes_the_grammar(
     monkeypatch.setattr(
         Grammar, "ended", property(lambda self: self.request.structured_output_request.reasoning_ended), raising=False
     )
-    slower = serve(bundle, seeds, k=3)
-    assert joined(slower) == joined(answers)
-    before, after = (thinking_per_step(seeds, each) for each in (slower, answers))
+    undrafted = serve(bundle, seeds, k=3)
+    assert joined(undrafted) == joined(answers)
+    before, after = (thinking_per_step(seeds, each) for each in (undrafted, answers))
     with capsys.disabled():
         print(f"\n{count} requests that think: {before:.2f} tokens per step before, {after:.2f} with drafts")
     assert before == 1.0

@@ -80,7 +80,7 @@ class Checkpoint:
             if dtype not in (_INTEGERS if name in integers else ("F8_E4M3",) if name in blocked else _FLOATS):
                 dtypes.append(f"{name} is {dtype}")
         for fault, names, way in (
-            ("is quantized: it has", scales, "give the bf16 checkpoint of the model"),
+            ("is quantized: it has", scales, "give the bf16 checkpoint of the model, or block FP8 with --weights fp8"),
             ("is an adapter: it has", adapters, "merge it into its base model, and give the merged checkpoint"),
             ("has", _misnamed(tensors, expected), "save it as a Qwen3ForCausalLM with transformers"),
             ("lacks", expected.keys() - tensors, "give the folder of a complete checkpoint that fits its config.json"),

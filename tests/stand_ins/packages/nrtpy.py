@@ -62,7 +62,7 @@ def _planted(fault: str) -> bool:
 
 
 def neff(hlo: bytes, inputs: list[str], outputs: list[str]) -> bytes:
-    """What stands for a compiled graph: its HLO, and the names of its tensors in order."""
+    """The stand-in for a compiled graph: its HLO, and the names of its tensors in order."""
     names = json.dumps([inputs, outputs]).encode()
     return MAGIC + len(names).to_bytes(8, "little") + names + hlo
 
@@ -189,7 +189,7 @@ class NrtpyModel:
         return BenchmarkResult(0.0 if _planted("early") else 0.05, benchmark_iter)
 
     def _simulated(self, x: np.ndarray) -> np.ndarray:
-        """The launch of the one kernel that sums over ranks, each of which simulates all."""
+        """Launches the kernel that sums over ranks; each rank simulates all of them."""
         parts, kernel = process_allgather(x), sum_over_ranks_kernel[self._launch.lnc]
         simulated = simulate_ranks(kernel, len(parts))([(part, self._launch.arguments[1]) for part in parts])
         return np.asarray(simulated[_runtime().rank[0]])
@@ -198,8 +198,8 @@ class NrtpyModel:
         if isinstance(tensor.array, np.ndarray):
             tensor.array = jax.device_put(tensor.array, self._device)
         first, *others = tensor.shape
-        whole = (first * self._sharding.num_devices, *others)
-        return jax.make_array_from_single_device_arrays(whole, self._sharding, [tensor.array])
+        shape = (first * self._sharding.num_devices, *others)
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, [tensor.array])
 
     def _check(self, what: str, tensors: dict[str, NrtpyTensor], wanted: dict[str, TensorMetadata]) -> None:
         if tensors.keys() != wanted.keys():
