@@ -1,4 +1,4 @@
-"""The host loop: schedule, run, postprocess. Requests get slots, each step runs one graph, and events come out."""
+"""The host loop: schedule, run, postprocess. A request is assigned a slot; a step runs a batch and returns events."""
 
 import itertools
 import time
@@ -24,10 +24,10 @@ from trnspec.runtime.runner import Runner
 
 @dataclass(frozen=True)
 class Event:
-    """One step of one request: the new tokens that it keeps, and its result if it has ended.
+    """The output of one step for one request: its new tokens, and its result if it has finished.
 
-    `drafted` and `accepted` count the request's drafts; its end may cut accepted ones. `scores` are the
-    log-probabilities of the tokens; those of the prompt come with the first token.
+    `accepted` also counts drafts after the request's last token. `scores` are the log-probabilities of the new tokens,
+    `prompt_scores` those of the prompt, in the event of the first token.
     """
 
     number: int
@@ -42,8 +42,8 @@ class Event:
 class Engine:
     """Continuous batching over a runner. A request's tokens do not depend on the order or on other requests.
 
-    A prompt longer than the largest chunk is prefilled in chunks, with a decode step of the other requests between
-    two. `step_k` chooses the k of each step, by default the largest. `propose(ids, limit)` returns host-side drafts.
+    A prompt longer than the largest chunk is prefilled in chunks, with decode steps of the other requests between
+    them. `step_k` chooses the k of each step, by default the largest. `propose(ids, limit)` returns host-side drafts.
     Without `owns_blocks` an outer scheduler allocates the KV blocks.
     """
 
@@ -59,13 +59,13 @@ class Engine:
         self.owns_blocks, self._free_blocks = owns_blocks, list(range(config.pool - 1, 0, -1))
         self._waiting: deque[tuple[int, Request]] = deque()
         self._numbers = itertools.count()
-        # the end of the last batch that was read, while there are active requests
+        # time at which the outputs of the last batch were read; None if no request is active
         self._last_read: float | None = None
         # whether a decode step comes before the next chunk
         self._decode_next = False
 
     def ks(self, k_limit: int | None = None, full_sampling: bool = False, to_end: bool = True) -> set[int]:
-        """The k of every graph that a step of requests with this limit may run; `to_end`: up to max_len, too."""
+        """The k of each graph that requests with this draft limit may need; `to_end` includes steps near max_len."""
         limits = {k if k_limit is None else min(k_limit, k) for k in self.step_k.ks}
         # the host may have fewer drafts than it may propose, and the last tokens have no room for drafts
         if self.propose or to_end:
@@ -77,25 +77,25 @@ class Engine:
         return bool(self._waiting or self.slots.active)
 
     def add(self, request: Request) -> int:
-        """Queue a request that `check` has passed; its number identifies its events."""
+        """Queue a request that `check` accepts, and return the number that its events carry."""
         number = next(self._numbers)
         self._waiting.append((number, request))
         return number
 
     def cancel(self, number: int) -> None:
-        """Forget a request, whether it is waiting, active or finished; it has no more events."""
+        """Remove a request, waiting, active or finished; it has no more events."""
         self._waiting = deque(w for w in self._waiting if w[0] != number)
         self._release(number)
 
     def step(self) -> list[Event]:
-        """Run a chunk of the prompt of a request that has a slot, else a decode step of all the others."""
+        """Run one batch, a prefill chunk or a decode step, and return its events."""
         decode = self._schedule_step() if self._decode_next else None
         self._decode_next = False
         batch = decode or self._schedule_prompt() or self._schedule_step()
         return self._postprocess(*self._run(batch)) if batch else []
 
     def run(self, requests: Iterable[Request]) -> list[Result]:
-        """Serve these requests and no others."""
+        """Run these requests to their ends; UserError if the engine has other requests."""
         if self.busy:
             raise UserError("this engine is serving requests already; step it until it is idle, or make a new one")
         numbers, results = [self.add(request) for request in requests], dict[int, Result]()
@@ -161,13 +161,13 @@ class Engine:
         return Batch(slots, None, self.config.graph_k(max(limits), full_sampling), limits, drafts, constrained)
 
     def _limits(self, slots: tuple[Slot, ...]) -> tuple[int, ...]:
-        """The draft limit of each request: a step adds one token to the drafts, and both stay below `max_len`."""
+        """The draft limit of each request: the drafts and the token after them must fit in `max_len`."""
         k, last = self.step_k.choose(), self.config.max_len - 1
         limits = (k if slot.request.k_limit is None else slot.request.k_limit for slot in slots)
         return tuple(min(k, limit, last - 1 - slot.position) for slot, limit in zip(slots, limits, strict=True))
 
     def _run(self, batch: Batch) -> tuple[Batch, StepOutputs]:
-        """Launch a batch; returns it as it was run, and the outputs."""
+        """Launch a batch; returns it with its final draft limits, and the outputs."""
         self._last_read = self._last_read or time.perf_counter()
         if chunk := batch.chunk:
             slot = batch.slots[0]
@@ -207,7 +207,7 @@ class Engine:
     def _postprocess(self, batch: Batch, outputs: StepOutputs) -> list[Event]:
         """Read a batch's outputs; a request that was cancelled meanwhile has no event."""
         accepted_BN = np.asarray(outputs.accepted_tokens)
-        # since the previous batch was read, the host's work included
+        # time since the previous batch was read, including work on the host
         now = time.perf_counter()
         seconds, self._last_read = now - (self._last_read or now), now
         if batch.chunk:
@@ -259,7 +259,7 @@ class Engine:
 
 
 def _scores(best: int | None, outputs: StepOutputs, row: int, tokens: slice) -> tuple[Score, ...]:
-    """Log-probabilities of a row's tokens, each with the `best` top ones; empty if the request has none."""
+    """Log-probabilities of a row's tokens, each with the `best` most likely ids; empty if not requested."""
     if best is None:
         return ()
     values = np.asarray(outputs.scores)[row, tokens]
