@@ -9,12 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def command(name: str, description: str, example: str) -> argparse.ArgumentParser:
-    """The parser of `python -m name`: its help has a description, groups of options and an example."""
-    epilog, layout = f"example:\n  python -m {name} {example}".rstrip(), argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(f"python -m {name}", None, description, epilog, formatter_class=layout)
-
-
 def count(minimum: int = 1, maximum: int = 10**9) -> Callable[[str], int]:
     """A whole number from `minimum` to `maximum`."""
 
