@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
     if not page:
         rows = study(options)
         best = choose.table(choose.choices(rows, options.limit_ms), "workload", "goal")
-        every = choose.by_batch(rows) if len(options.batch) > 1 else choose.table(rows, "workload", "from")
+        every = choose.table(rows, "workload", "from")
         page = f"{sentence(made_by)}\n\n## Best choice\n\n{best}\n\n## Every setup\n\n{every}"
         if options.picture:
             seven = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)

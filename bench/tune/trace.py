@@ -15,7 +15,7 @@ from typing import Any
 
 from bench import demo
 from bench.demo import Prompt
-from bench.options import count, input_file, output_file
+from bench.options import count, output_file
 from bench.provenance import header, sentence, write_result
 from bench.table import markdown
 from model.errors import UserError, command_line, run_cli
@@ -56,11 +56,10 @@ def main(arguments: list[str]) -> None:
     bundles = "bundles of a target and a drafter (default: the demo's, of each drafter)"
     parser.add_argument("--bundle", type=Path, nargs="+", default=[], help=bundles)
     parser.add_argument("--folder", type=Path, default=Path("bundles/trace"), help="folder for the demo's bundles")
-    parser.add_argument("--prompts", type=input_file, help="file with a prompt per line (default: the demo's prompts)")
     parser.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
     parser.add_argument("--out", type=output_file, help="write the tables to this JSON file")
     options = parser.parse_args(arguments)
-    prompts, made_by, rows = demo.prompts_of(options.prompts), header("wall"), list[dict[str, Any]]()
+    prompts, made_by, rows = demo.prompts(), header("wall"), list[dict[str, Any]]()
     folders = {str(folder): folder for folder in options.bundle} or {
         name: demo.bundle(options.folder / name, name, _K, batch=_BATCH)
         for name in each(list(demo.DRAFTERS), "building bundles")
