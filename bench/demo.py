@@ -15,13 +15,9 @@ TARGET = DEMO / "target"
 ENTROPIES = ("structured", "open")
 # drafter: its kind and the folder of its model, none for a host-side drafter
 DRAFTERS = {
-    "chain": ("chain", "draft"),
-    "parallel": ("parallel", "draft_parallel"),
-    "dflash": ("dflash", "draft_dflash"),
-    "dspark": ("dflash", "draft_dspark"),
-    "eagle3": ("eagle3", "draft_eagle3"),
-    "ngram": ("ngram", ""),
-}
+    "chain": ("chain", "draft"), "parallel": ("parallel", "draft_parallel"), "dflash": ("dflash", "draft_dflash"),
+    "dspark": ("dflash", "draft_dspark"), "eagle3": ("eagle3", "draft_eagle3"), "ngram": ("ngram", ""),
+}  # fmt: skip
 
 
 class Prompt(NamedTuple):

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.demo import TARGET, bundle, prompts
+from bench.gate import differences
 from bench.table import markdown
 from demo.corpus import TEXT, TRAINED_SHARE
 from model.cache import KEY_TILE, AttentionMetadata, Cache, cache_shape
@@ -63,11 +64,6 @@ def generated(folder: Path, dtype: str, weights: str) -> tuple[list[list[int]], 
     return [output.ids for output in outputs], 1 + accepted / steps
 
 
-def equal_tokens(ids: list[int], right: list[int]) -> int:
-    """The tokens before the first that differs."""
-    return next((i for i, (a, b) in enumerate(zip(ids, right, strict=False)) if a != b), len(right))
-
-
 def main() -> None:
     """Print the table."""
     rows, right = list[list[str]](), None
@@ -80,17 +76,11 @@ def main() -> None:
             error = float((logits_BNV - right[0]).square().mean().sqrt() / right[0].square().mean().sqrt())
             same = float((logits_BNV.argmax(-1) == right[0].argmax(-1)).float().mean())
             loss = torch.nn.functional.cross_entropy(logits_BNV[:, :-1].flatten(0, 1), ids_BN[:, 1:].flatten())
-            equal = sum(map(equal_tokens, ids, right[1])) / sum(map(len, right[1]))
+            first = {d.question: d.at for d in differences(right[1], ids)}
+            equal = sum(first.get(n, len(one)) for n, one in enumerate(right[1])) / sum(map(len, right[1]))
             rows.append([name, f"{error:.2%}", f"{same:.1%}", f"{loss.exp():.3f}", f"{per_step:.2f}", f"{equal:.0%}"])
-    heads = [
-        "weights",
-        "error of logits",
-        "most likely id is fp32's",
-        "perplexity",
-        "tokens a step",
-        "tokens as fp32's",
-    ]
-    print(markdown(heads, rows))
+    heads = "weights, error of logits, most likely id is fp32's, perplexity, tokens a step, tokens as fp32's"
+    print(markdown(heads.split(", "), rows))
 
 
 if __name__ == "__main__":

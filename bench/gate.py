@@ -2,8 +2,7 @@
 
 `--bundle DIR` serves the requests from one bundle, with and without speculation; `--baseline URL --speculative URL`
 sends them to two servers. Requests are greedy and sampled, with and without filters, and some limit their drafts. The
-exit status is 1 if a token differs. `--checkpoint` adds the gap between the target's logits of both tokens: near zero
-the logits are numerically tied, otherwise it is a bug.
+exit status is 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -15,16 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
-
 from bench.demo import prompts
-from bench.options import command, count, output_file, server_url
+from bench.options import count, output_file, server_url
 from bench.provenance import header, sentence, write_result
 from bench.serving.servers import Endpoint
 from bench.table import markdown
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.progress import each
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
@@ -43,14 +38,12 @@ class Question(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first difference of two answers: the ids before it, the next ids of both, and the gap of their logits."""
+    """The first difference of two answers: the next ids of both."""
 
     question: int
     at: int
-    before: Sequence[Any]
     baseline: Sequence[Any]
     speculative: Sequence[Any]
-    gap: float | None = None
 
 
 def questions(number: int, seed: int = 16) -> list[Question]:
@@ -72,7 +65,7 @@ def differences(baseline: Sequence[Sequence[Any]], speculative: Sequence[Sequenc
     for number, (a, b) in enumerate(zip(baseline, speculative, strict=True)):
         if list(a) != list(b):
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            firsts.append(Difference(number, at, a[:at], a[at : at + 8], b[at : at + 8]))
+            firsts.append(Difference(number, at, a[at : at + 8], b[at : at + 8]))
     return firsts
 
 
@@ -114,30 +107,18 @@ def _row(answers: Mapping[tuple[bool, int], Sequence[Any]], requests: int) -> di
     return {"requests": requests, "tokens": sum(map(len, baseline)), "differences": rows}
 
 
-def add_gaps(row: dict[str, Any], requests: Sequence[Question], checkpoint: Path) -> None:
-    """Fill in the gap between the target's logits (transformers, fp32) of both ids of each difference."""
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    for difference in (d for d in row["differences"] if d["baseline"] and d["speculative"]):
-        ids = tokenizer.encode(requests[difference["question"]].text).ids + list(difference["before"])
-        with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits[0, -1]
-        difference["gap"] = float(logits[difference["baseline"][0]] - logits[difference["speculative"][0]])
-
-
 def text(row: dict[str, Any]) -> str:
     """The counts and the first differences as text."""
     counts = row | {"differences": len(row["differences"])}
     lines = [markdown(list(counts), [list(map(str, counts.values()))])]
     for d in row["differences"][:10]:
-        gap = "" if d["gap"] is None else f", logits apart by {d['gap']:.3g}"
-        lines.append(f"request {d['question']} differs at token {d['at']}: {d['baseline']}, {d['speculative']}{gap}")
+        lines.append(f"request {d['question']} differs at token {d['at']}: {d['baseline']}, {d['speculative']}")
     return "\n".join(lines)
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
     about = "Compare the tokens of random requests with and without speculation; exit 1 if one differs."
-    parser = command("bench.gate", about, "--bundle bundles/demo --checkpoint demo/target")
+    parser = command_line("bench.gate", about, "--bundle bundles/demo")
     servers = parser.add_argument_group("what to compare: a bundle, or two servers")
     servers.add_argument("--bundle", type=Path, help="bundle of a target and a drafter")
     servers.add_argument("--baseline", type=server_url, help="address of a server without speculation")
@@ -146,8 +127,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     requests = parser.add_argument_group("requests and result")
     requests.add_argument("--requests", type=count(), default=300, help="random requests (default: 300)")
     requests.add_argument("--tokens", type=count(), default=32, help="new tokens of each request (default: 32)")
-    requests.add_argument("--seed", type=count(0), default=16, help="seed of the requests (default: 16)")
-    requests.add_argument("--checkpoint", type=Path, help="folder of the target: add the gap of its logits")
     requests.add_argument("--out", type=output_file, help="write the result to this JSON file")
     return parser.parse_args(arguments)
 
@@ -158,16 +137,12 @@ def main(arguments: list[str]) -> None:
     urls = (options.baseline, options.speculative)
     if [bool(way) for way in (options.bundle, *urls)] not in ([True, False, False], [False, True, True]):
         raise UserError("one comparison is made; give either --bundle DIR, or --baseline URL and --speculative URL")
-    if options.checkpoint and not (options.checkpoint / "config.json").is_file():
-        raise UserError(f"{options.checkpoint} holds no checkpoint; give the folder of the target")
-    requests, about = questions(options.requests, options.seed), header("wall")
+    requests, about = questions(options.requests), header("wall")
     baseline, speculative = (Endpoint(url, options.model) for url in urls)
     if options.bundle:
         row = compare_bundle(options.bundle, requests, options.tokens)
     else:
         row = compare_endpoints(baseline, speculative, requests, options.tokens)
-    if row["differences"] and options.checkpoint:
-        add_gaps(row, requests, options.checkpoint)
     if options.out:
         write_result(options.out, about | {"rows": [row]})
     print(f"{sentence(about)}\n\n{text(row)}")

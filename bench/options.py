@@ -9,12 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def command(name: str, description: str, example: str) -> argparse.ArgumentParser:
-    """The parser of `python -m name`: its help has a description, groups of options and an example."""
-    epilog, layout = f"example:\n  python -m {name} {example}".rstrip(), argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(f"python -m {name}", None, description, epilog, formatter_class=layout)
-
-
 def count(minimum: int = 1, maximum: int = 10**9) -> Callable[[str], int]:
     """A whole number from `minimum` to `maximum`."""
 
@@ -41,18 +35,15 @@ def output_file(text: str) -> Path:
     """A regular file that can be written, or a new file in an existing folder."""
     path = Path(text)
     existed = path.exists()
-    reason = "it is not a regular file" if existed and not path.is_file() else ""
-    if not reason:
-        try:
-            with path.open("a", encoding="utf-8"):
-                pass
-        except OSError as error:
-            reason = error.strerror or str(error)
-        else:
-            if not existed:
-                path.unlink()
-    if reason:
-        raise argparse.ArgumentTypeError(f"{text[:200]} cannot be written ({reason}); give a file in a writable folder")
+    try:
+        if existed and not path.is_file():
+            raise OSError("it is not a regular file")
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        what = f"{text[:200]} cannot be written ({error.strerror or error})"
+        raise argparse.ArgumentTypeError(f"{what}; give a file in a writable folder") from None
+    if not existed:
+        path.unlink()
     return path
 
 

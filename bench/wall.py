@@ -21,16 +21,18 @@ from transformers import AutoModelForCausalLM
 
 from bench import demo
 from bench.demo import ENTROPIES, Prompt
-from bench.options import command, count, output_file
+from bench.options import output_file
 from bench.provenance import header, sentence, write_result
 from bench.table import markdown
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.progress import each
 from trnspec.llm import LLM
 
 BASELINE, OURS = "ours, no speculation", "ours, speculation"
 GREEDY, ASSISTED = "transformers greedy", "transformers assisted"
 REFERENCES = (BASELINE, ASSISTED)
+# new tokens of each request
+TOKENS = 128
 Rows = list[dict[str, Any]]
 
 
@@ -113,10 +115,8 @@ def aggregate(runs: Rows) -> Rows:
             row |= {"tokens_per_step": round(statistics.median(r["tokens_per_step"] for r in group), 2)}
             if row["same"] == row["compared"]:
                 row["ms"] = round(statistics.median(r["ms"] for r in group), 4)
-                row["times"] = {
-                    name: round(statistics.median(by_block[r["block"], name]["ms"] / r["ms"] for r in group), 4)
-                    for name in REFERENCES
-                }
+                ratios = {n: [by_block[r["block"], n]["ms"] / r["ms"] for r in group] for n in REFERENCES}
+                row["times"] = {name: round(statistics.median(values), 4) for name, values in ratios.items()}
             rows.append(row)
     return rows
 
@@ -129,35 +129,31 @@ def table(rows: Rows) -> str:
     for r in rows:
         times = [f"{r['times'][name]:.2f}" if "times" in r else "-" for name in REFERENCES]
         ms = f"{r['ms']:.2f}" if "ms" in r else "-"
-        lines.append(
-            [r["entropy"], r["way"], ms, f"{r['tokens_per_step']:.2f}", *times, f"{r['same']} of {r['compared']}"]
-        )
+        same = f"{r['same']} of {r['compared']}"
+        lines.append([r["entropy"], r["way"], ms, f"{r['tokens_per_step']:.2f}", *times, same])
     return markdown(heads, lines)
 
 
-def run(folder: Path, tokens: int, rounds: int, every: int) -> dict[str, Any]:
+def run(folder: Path) -> dict[str, Any]:
     """Measure a bundle of the demo pair: header, settings and rows."""
     made_by = header("wall")
     with LLM(folder) as llm:
         if not llm.bundle.spec.k:
             raise UserError(f"{folder} is a target without a drafter (k 0); give the bundle of a pair")
-        prompts = [(p, llm.tokenizer.encode(p.text).ids) for p in demo.prompts(every)]
-        runs = measure(make_backends(llm), prompts, tokens, rounds)
-    settings = f"k {llm.bundle.spec.k}, batch 1, fp32, greedy, {tokens} new tokens, rounds: {rounds}"
+        prompts = [(p, llm.tokenizer.encode(p.text).ids) for p in demo.prompts()]
+        runs = measure(make_backends(llm), prompts, TOKENS, rounds=1)
+    settings = f"k {llm.bundle.spec.k}, batch 1, fp32, greedy, {TOKENS} new tokens"
     return made_by | {"settings": settings, "rows": aggregate(runs)}
 
 
 def main(arguments: list[str]) -> None:
     """Measure and print the table; exit 1 if speculation changes an id."""
     about = "Measure the wall time of the demo pair, our bundle and transformers, with and without speculation."
-    parser = command("bench.wall", about, "--bundle bundles/demo --every 4")
+    parser = command_line("bench.wall", about, "--bundle bundles/demo")
     parser.add_argument("--bundle", type=Path, default=Path("bundles/demo"), help="demo pair (default: bundles/demo)")
-    parser.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
-    parser.add_argument("--rounds", type=count(), default=1, help="times that each prompt is served (default: 1)")
-    parser.add_argument("--every", type=count(), default=1, help="use every n-th prompt (default: 1)")
     parser.add_argument("--out", type=output_file, help="write the results to this JSON file")
     options = parser.parse_args(arguments)
-    result = run(options.bundle, options.tokens, options.rounds, options.every)
+    result = run(options.bundle)
     if options.out:
         write_result(options.out, result)
     print(f"{sentence(result)}; {result['settings']}.\n\n{table(result['rows'])}")

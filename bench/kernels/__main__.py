@@ -11,18 +11,16 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from bench.kernels.case import Case
 from bench.kernels.cases import CASES
 from bench.kernels.explain import explained, prompt_bound_ns, sums_ns
-from bench.options import command, output_file
+from bench.options import output_file
 from bench.table import markdown
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.progress import each
 from nkisim.timeline.drawing import draw
-from nkisim.timeline.recording_file import save
 from nkisim.timeline.schedule import hbm_peak, schedule
 from nkisim.timeline.trn2 import TRN2
 
@@ -34,11 +32,9 @@ _SIMULATED_BY = (
 )
 
 
-def simulate(case: Case, written: Path | None = None) -> dict[str, Any]:
-    """Run a case once and schedule its events: one row of the table. `written` is a file for the recording."""
+def simulate(case: Case) -> dict[str, Any]:
+    """Run a case once and schedule its events: one row of the table."""
     recording = case.recorded()
-    if written:
-        save(written, recording.events, {"kernel": case.full_name})
     result, cost = schedule(recording.events), case.cost()
     flops_per_ns = case.lnc * TRN2.tensor_bf16_tflops.value * 1e3
     roofline_ns = max(cost.hbm_bytes / hbm_peak(recording.events, TRN2), cost.flops / flops_per_ns)
@@ -119,21 +115,20 @@ def explain(case: Case) -> str:
 def main(arguments: list[str]) -> None:
     """Print the table, or one JSON row per case."""
     about = "Simulate the kernels on Trainium2: time, uncertainty band, roofline share and memory of each case."
-    parser = command("bench.kernels", about, "--only verify_attention_kernel/B4-H2-G1-S1024-N8-D128-bf16 --explain")
+    parser = command_line("bench.kernels", about, "--only M32-B4-N8 --explain")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains this text (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names of the cases, simulate nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     single = parser.add_argument_group("for a single case")
     single.add_argument("--explain", action="store_true", help="print the critical path by stage of the kernel")
-    single.add_argument("--recording", type=output_file, metavar="FILE", help="write the events, for nkisim report")
     single.add_argument("--picture", type=output_file, metavar="FILE", help="write the timeline as SVG")
     options = parser.parse_args(arguments)
     exact = [case for case in CASES if options.only == case.full_name]
     chosen = exact or [case for case in CASES if options.only in case.full_name]
     if not chosen:
         raise UserError(f"no case contains {options.only[:80]!r}; --list prints the names of all {len(CASES)}")
-    if (options.recording or options.explain or options.picture) and len(chosen) > 1:
-        raise UserError(f"--explain, --recording and --picture take one case, not {len(chosen)}; name it by --only")
+    if (options.explain or options.picture) and len(chosen) > 1:
+        raise UserError(f"--explain and --picture take one case, not {len(chosen)}; name it by --only")
     if options.list:
         print("\n".join(case.full_name for case in chosen))
         return
@@ -150,7 +145,7 @@ def main(arguments: list[str]) -> None:
         if has_device():
             rows.append({**simulate_elsewhere(case), "device_us": measure(case)})
         else:
-            rows.append(simulate(case, options.recording))
+            rows.append(simulate(case))
         if options.json:
             print(json.dumps(rows[-1]), flush=True)
     if not options.json:

@@ -10,23 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.kernels import layer
 from bench.kernels.case import Case, normal, pool_of
-from bench.kernels.layer import (
-    DECODE_LAYER,
-    DFLASH,
-    FEW_LAYERS,
-    FP8_LAYER,
-    LENGTHS,
-    MANY_LAYERS,
-    PROMPT_PRODUCTS,
-    Shard,
-    attention_case,
-    attention_dims,
-    head_case,
-    layers_case,
-    mlp_case,
-    prompt_cases,
-)
+from bench.kernels.layer import Shard
 from bench.kernels.sampling import SAMPLING
 from nki_kernels import roofline
 from nki_kernels.attention.append_rows import append_rows_kernel
@@ -53,7 +39,7 @@ def verify_case(dims: tuple[int, ...], lnc: int = 1) -> Case:
 
 def block_case(shard: Shard, lnc: int = 1) -> Case:
     """Attention of a shard's block draft: each row attends all rows of its sequence."""
-    d = attention_dims(shard)
+    d = layer.attention_dims(shard)
 
     def arguments() -> tuple[Any, ...]:
         return *verify_arguments(d), np.full((d.batch, 1), d.slots - 1, np.int32)
@@ -63,7 +49,7 @@ def block_case(shard: Shard, lnc: int = 1) -> Case:
 
 # the Qwen3-32B shard at TP 32 over lengths and k, then other shapes
 VERIFY_ATTENTION = (
-    *(verify_case((4, 2, 1, 8, slots, 128, 2), lnc) for slots in LENGTHS for lnc in (1, 2)),
+    *(verify_case((4, 2, 1, 8, slots, 128, 2), lnc) for slots in layer.LENGTHS for lnc in (1, 2)),
     *(verify_case((4, 2, 1, count, slots, 128, 2)) for slots in (1024, 8192) for count in (1, 32)),
     verify_case((32, 2, 1, 8, 1024, 128, 2)),
     verify_case((1, 16, 2, 8, 4096, 128, 2)),
@@ -111,21 +97,21 @@ PROMPT_ATTENTION = (
 )
 
 # a layer of a DFlash block as in a graph, and for comparison its attention with causal rows
-_BLOCK = Shard(DFLASH, 32, 4, 8)
+_BLOCK = Shard(layer.DFLASH, 32, 4, 8)
 BLOCK_LAYER = (
-    *prompt_cases(_BLOCK, _BLOCK.rows, lnc=2)[1:],
-    *(make(_BLOCK, lnc=2) for make in (block_case, mlp_case, attention_case)),
+    *layer.prompt_cases(_BLOCK, _BLOCK.rows, lnc=2)[1:],
+    *(make(_BLOCK, lnc=2) for make in (block_case, layer.mlp_case, layer.attention_case)),
 )
 
 # the 32B and the 1.7B on one chip and on two
 _CHIPS = tuple(Shard(model, tp, 4, rows) for tp in (4, 8) for model, rows in (("32B", 8), ("1.7B", 1)))
 ONE_CHIP = (
-    *(make(shard, lnc=2) for shard in _CHIPS for make in (attention_case, mlp_case)),
-    *(layers_case(shard, 2) for shard in _CHIPS),
-    *(head_case(shard.rows, shard.config.hidden_size, shard.config.vocab_size // shard.tp) for shard in _CHIPS),
+    *(make(shard, lnc=2) for shard in _CHIPS for make in (layer.attention_case, layer.mlp_case)),
+    *(layer.layers_case(shard, 2) for shard in _CHIPS),
+    *(layer.head_case(shard.rows, shard.config.hidden_size, shard.config.vocab_size // shard.tp) for shard in _CHIPS),
     *(prompt_attention_case((512, 2048, heads, heads // 8, 128, 2), lnc=2) for heads in (16, 8)),
 )
 
 APPENDS = (append_case(128), append_case(2048), append_case(2048, lnc=2))
-LAYERS = DECODE_LAYER + ONE_CHIP + FP8_LAYER + BLOCK_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS
-CASES: tuple[Case, ...] = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS + SAMPLING + LAYERS
+ATTENTION = VERIFY_ATTENTION + PROMPT_ATTENTION + APPENDS
+CASES: tuple[Case, ...] = ATTENTION + SAMPLING + ONE_CHIP + BLOCK_LAYER + layer.LAYERS

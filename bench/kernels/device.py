@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.options import command
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 
 # microseconds of an execution, and the largest plausible multiple of a simulated time's upper end
 _LAUNCH_US, _MAX_RATIO = 15, 3
@@ -57,7 +56,7 @@ def _zeros(info: Any) -> np.ndarray:
 def main(arguments: list[str]) -> None:
     """Print the result, JSON."""
     about = "Measure a case of bench.kernels on a device: first run it with nki, then time its NEFF with nrtpy."
-    parser = command("bench.kernels.device", about, "run accept_drafts_kernel/M32-B4-N8 /tmp/accept")
+    parser = command_line("bench.kernels.device", about, "run accept_drafts_kernel/M32-B4-N8 /tmp/accept")
     parser.add_argument("action", choices=("run", "time"), help="run needs nki, time needs nrtpy")
     parser.add_argument("case", metavar="CASE", help="full name of a case: python -m bench.kernels --list")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder of the NEFF and the simulated row")

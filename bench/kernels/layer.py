@@ -234,3 +234,4 @@ FP8_LAYER = (
     *(layers_case(shard, 2) for shard in FP8_SHARDS),
     *(case for rows in (128, 2048) for case in prompt_cases(FP8_SHARDS[0], rows, lnc=2)),
 )
+LAYERS = DECODE_LAYER + FP8_LAYER + FEW_LAYERS + MANY_LAYERS + PROMPT_PRODUCTS

@@ -23,15 +23,15 @@ from typing import Any
 
 from bench import demo, gate
 from bench.demo import Prompt
-from bench.options import command, count, input_file, output_file, server_url, vllm_command
+from bench.options import count, input_file, output_file, server_url, vllm_command
 from bench.provenance import header, sentence, write_result
 from bench.serving.servers import Endpoint, serving
 from bench.table import markdown
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.progress import each
 
 BASELINE, SPECULATIVE, STOCK = "baseline", "speculative", "stock vLLM"
-_K, _BATCH, _MAX_LEN, _LOAD_S = 7, 4, 512, 3600
+_DRAFTER, _K, _BATCH, _MAX_LEN, _PORT, _LOAD_S, _SEED = "chain", 7, 4, 512, 8770, 3600, 0
 # fields of a saved result of `vllm bench serve`: vllm/benchmarks/serve.py, benchmark() and process_one_metric()
 _TIMES = ("ttft", "tpot", "itl", "e2el")
 _FIGURES = ("output_throughput", *(f"{value}_{time}_ms" for time in _TIMES for value in ("median", "p99")))
@@ -43,7 +43,7 @@ Rows = list[dict[str, Any]]
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     about = "Measure throughput and latency of servers with and without speculation; exit 1 if their tokens differ."
-    parser = command("bench.serving", about, "--demo --vllm .venv-serve/bin/vllm --requests 24")
+    parser = command_line("bench.serving", about, "--demo --vllm .venv-serve/bin/vllm --requests 24")
     servers = parser.add_argument_group("servers: two addresses, or the demo")
     servers.add_argument("--baseline", type=server_url, help="address of a server without speculation")
     servers.add_argument("--speculative", type=server_url, help="address of a server with speculation")
@@ -51,9 +51,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     servers.add_argument("--vllm", type=vllm_command, required=True, help="the vllm command of an environment")
     demo_group = parser.add_argument_group("servers of the demo pair")
     demo_group.add_argument("--demo", action="store_true", help="start servers of the demo pair on this CPU")
-    demo_group.add_argument("--drafter", default="chain", choices=demo.DRAFTERS, help="default: chain")
     demo_group.add_argument("--folder", type=Path, default=Path("bundles/serving"), help="folder of bundles and logs")
-    demo_group.add_argument("--port", type=count(1024, 65000), default=8770, help="first of three (default: 8770)")
     load = parser.add_argument_group("load")
     load.add_argument("--prompts", type=input_file, help="file with one prompt per line (default: the demo's prompts)")
     load.add_argument("--tokenizer", default="", help="tokenizer of the client (default: that of --model)")
@@ -62,7 +60,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     load.add_argument("--rounds", type=count(), default=2, help="rounds in random order (default: 2)")
     load.add_argument("--tokens", type=count(2), default=128, help="new tokens of each request (default: 128)")
     load.add_argument("--gate", type=count(), default=50, help="random requests of the gate (default: 50)")
-    load.add_argument("--seed", type=count(0), default=0, help="seed of the orders and the gate (default: 0)")
     load.add_argument("--out", type=output_file, help="write the results to this JSON file, for bench.tune too")
     options = parser.parse_args(arguments)
     urls = [bool(options.baseline), bool(options.speculative)]
@@ -78,9 +75,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def demo_servers(options: argparse.Namespace, stack: ExitStack) -> dict[str, Endpoint]:
-    """Start servers of the demo target, of target and drafter, and of stock vLLM, on ports from `options.port` on."""
+    """Start servers of the demo target, of target and drafter, and of stock vLLM, on ports from `_PORT` on."""
     sizes = {"batch": _BATCH, "max_len": _MAX_LEN}
-    pair = demo.bundle(options.folder / options.drafter, options.drafter, _K, **sizes)
+    pair = demo.bundle(options.folder / _DRAFTER, _DRAFTER, _K, **sizes)
     target = demo.bundle(options.folder / "target", "none", 0, **sizes)
     stock = ["--dtype", "float32", "--max-model-len", str(_MAX_LEN), "--max-num-seqs", str(_BATCH),
              "--gpu-memory-utilization", "0.3"]  # fmt: skip
@@ -88,7 +85,7 @@ def demo_servers(options: argparse.Namespace, stack: ExitStack) -> dict[str, End
                STOCK: ([str(demo.TARGET), *stock], {"VLLM_TARGET_DEVICE": "cpu"})}  # fmt: skip
     return {
         name: stack.enter_context(
-            serving(options.vllm, options.port + number, arguments, options.folder / f"{name}.log", **environment)
+            serving(options.vllm, _PORT + number, arguments, options.folder / f"{name}.log", **environment)
         )
         for number, (name, (arguments, environment)) in enumerate(servers.items())
     }
@@ -100,7 +97,7 @@ def client(endpoint: Endpoint, dataset: Path, result: Path, clients: int, option
         "backend": "openai", "endpoint": "/v1/completions", "base-url": endpoint.address, "model": endpoint.model,
         "tokenizer": options.tokenizer or endpoint.model, "dataset-name": "custom", "dataset-path": dataset,
         "custom-output-len": options.tokens, "num-prompts": options.requests, "max-concurrency": clients,
-        "num-warmups": clients, "temperature": 0, "seed": options.seed, "percentile-metrics": ",".join(_TIMES),
+        "num-warmups": clients, "temperature": 0, "seed": _SEED, "percentile-metrics": ",".join(_TIMES),
         "result-filename": result,
     }  # fmt: skip
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
@@ -140,7 +137,7 @@ def _run(endpoint: Endpoint, dataset: Path, result: Path, clients: int, options:
 
 def load(endpoints: dict[str, Endpoint], prompts: Sequence[Prompt], options: argparse.Namespace, folder: Path) -> Rows:
     """One row for each round, class of prompts, number of clients and server."""
-    rng, rows = random.Random(options.seed), Rows()
+    rng, rows = random.Random(_SEED), Rows()
     cases = list(itertools.product(dict.fromkeys(p.entropy for p in prompts), options.clients))
     jobs = [(n, *case) for n in range(options.rounds) for case in rng.sample(cases, len(cases))]
     for number, entropy, clients in each(jobs, "rounds of prompts"):
@@ -204,7 +201,7 @@ def table(rows: Rows) -> str:
 def main(arguments: list[str]) -> None:
     """Gate, load, table; exit 1 if the gate sees a difference."""
     options, made_by = _options(arguments), header("wall")
-    prompts, requests = demo.prompts_of(options.prompts), gate.questions(options.gate, options.seed)
+    prompts, requests = demo.prompts_of(options.prompts), gate.questions(options.gate, _SEED)
     with ExitStack() as stack:
         if options.demo:
             endpoints = demo_servers(options, stack)
@@ -217,7 +214,7 @@ def main(arguments: list[str]) -> None:
     rows = summary(runs, identical)
     if options.out:
         about = made_by | {"requests": options.requests, "tokens": options.tokens, "gate": gated, "rows": rows}
-        write_result(options.out, about | {"tables": accepted(runs, options.drafter if options.demo else "")})
+        write_result(options.out, about | {"tables": accepted(runs, _DRAFTER if options.demo else "")})
     verdict = "token-identical" if identical else "NOT identical: no ratio is shown"
     print(f"{sentence(made_by)}\n\nGate: {options.gate} random requests, {verdict}.\n\n{table(rows)}")
     if not identical:

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 
-from bench.options import command, count, input_file, output_file, positive
+from bench.options import count, input_file, output_file, positive
 from bench.provenance import header, sentence
 from bench.tune import acceptance, article, choose, passes, picture
 from bench.tune.drafters import DRAFTERS, MAX_K, Setup
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.progress import each
 from nkisim.timeline.chip import CASES
 
@@ -28,7 +28,7 @@ _DRAFTERS = ("none", "chain 1.7B", "chain 0.6B", "EAGLE-3", "DFlash")
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     about = "Compare setups of Qwen3-32B on Trainium2 in latency and cost by simulated passes and known acceptance."
-    parser = command("bench.tune", about, '--drafter "chain 1.7B" EAGLE-3 --tp 4 32 --lnc 2 --price 2.24')
+    parser = command_line("bench.tune", about, '--drafter "chain 1.7B" EAGLE-3 --tp 4 32 --lnc 2 --price 2.24')
     names = f"drafters: {', '.join(DRAFTERS)} (default: none and those with a record for Qwen3-32B)"
     setup = parser.add_argument_group("setups, all combinations of")
     setup.add_argument("--drafter", nargs="+", default=_DRAFTERS, choices=DRAFTERS, metavar="NAME", help=names)
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
     if not page:
         rows = study(options)
         best = choose.table(choose.choices(rows, options.limit_ms), "workload", "goal")
-        every = choose.by_batch(rows) if len(options.batch) > 1 else choose.table(rows, "workload", "from")
+        every = choose.table(rows, "workload", "from")
         page = f"{sentence(made_by)}\n\n## Best choice\n\n{best}\n\n## Every setup\n\n{every}"
         if options.picture:
             seven = choose.row(article.ARTICLE, acceptance.MT_BENCH, 7, ("nominal",), options.price)

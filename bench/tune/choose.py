@@ -93,17 +93,3 @@ def table(rows: Iterable[Row], *first: str) -> str:
          gain(r), f"{r['tokens_per_second_per_chip']:.0f}", f"{r['cost']:.2f}", f"{r['read_share']:.0%}"]
         for r in rows
     ])  # fmt: skip
-
-
-def by_batch(rows: Sequence[Row]) -> str:
-    """The rows by workload, drafter and ranks as markdown: k, ms per token, speedup and cost at each batch."""
-    batches, lines = sorted({r["batch"] for r in rows}), dict[tuple[Any, ...], dict[int, str]]()
-    for r in rows:
-        known = f"{r['workload']}{' (assumed)' if r['assumed'] else ''}" if r["drafter"] != "none" else "any"
-        key = known, r["drafter"], r["chips"], r["tp"], r["lnc"]
-        lines.setdefault(key, {})[r["batch"]] = f"k {r['k']}: {r['ms']:.1f} ms, {r['gain']:.2f}x, {r['cost']:.2f}"
-    heads = ["workload", "drafter", "chips", "tp", "LNC", *(f"batch {batch}" for batch in batches)]
-    return markdown(
-        heads,
-        [[*map(str, key), *(cells.get(b, "does not fit") for b in batches)] for key, cells in sorted(lines.items())],
-    )

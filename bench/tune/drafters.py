@@ -32,15 +32,10 @@ _EAGLE3_IDS, _EAGLE3_TAPS, _DFLASH_TAPS, _MARKOV_RANK = 32000, 3, 5, 256
 MAX_K, _CORES_PER_CHIP, _MARKOV = 15, 8, "Markov"
 # drafter: its kind, and the size of its Qwen3 if it is one
 DRAFTERS = {
-    "none": ("none", ""),
-    "chain 1.7B": ("chain", "1.7B"),
-    "chain 0.6B": ("chain", "0.6B"),
-    "parallel 0.6B": ("parallel", "0.6B"),
-    "EAGLE-3": ("eagle3", ""),
-    "DFlash": ("dflash", ""),
+    "none": ("none", ""), "chain 1.7B": ("chain", "1.7B"), "chain 0.6B": ("chain", "0.6B"), "n-gram": ("ngram", ""),
+    "parallel 0.6B": ("parallel", "0.6B"), "EAGLE-3": ("eagle3", ""), "DFlash": ("dflash", ""),
     "DFlash with a Markov head": ("dflash", _MARKOV),
-    "n-gram": ("ngram", ""),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import Any
 
 from bench import demo
 from bench.demo import Prompt
-from bench.options import command, count, input_file, output_file
+from bench.options import count, output_file
 from bench.provenance import header, sentence, write_result
 from bench.table import markdown
-from model.errors import UserError, run_cli
+from model.errors import UserError, command_line, run_cli
 from model.progress import each
 from trnspec.engine.request import Params
 from trnspec.llm import LLM
@@ -52,21 +52,17 @@ def text(rows: Sequence[dict[str, Any]]) -> str:
 def main(arguments: list[str]) -> None:
     """Print tokens per step."""
     about = "Measure accepted drafts by position and tokens per step, for bench.tune --traces."
-    parser = command("bench.tune.trace", about, "--bundle bundles/demo --out trace.json")
-    pairs = parser.add_argument_group("what to measure: bundles, or drafters of the demo")
-    pairs.add_argument("--bundle", type=Path, nargs="+", default=[], help="bundles of a target and a drafter")
-    names = list(demo.DRAFTERS)
-    pairs.add_argument("--drafters", nargs="+", default=names, choices=names, metavar="NAME", help=", ".join(names))
-    pairs.add_argument("--folder", type=Path, default=Path("bundles/trace"), help="folder for the demo's bundles")
-    load = parser.add_argument_group("load")
-    load.add_argument("--prompts", type=input_file, help="file with one prompt per line (default: the demo's prompts)")
-    load.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
-    load.add_argument("--out", type=output_file, help="write the tables to this JSON file")
+    parser = command_line("bench.tune.trace", about, "--bundle bundles/demo --out trace.json")
+    bundles = "bundles of a target and a drafter (default: the demo's, of each drafter)"
+    parser.add_argument("--bundle", type=Path, nargs="+", default=[], help=bundles)
+    parser.add_argument("--folder", type=Path, default=Path("bundles/trace"), help="folder for the demo's bundles")
+    parser.add_argument("--tokens", type=count(2), default=64, help="new tokens of each request (default: 64)")
+    parser.add_argument("--out", type=output_file, help="write the tables to this JSON file")
     options = parser.parse_args(arguments)
-    prompts, made_by, rows = demo.prompts_of(options.prompts), header("wall"), list[dict[str, Any]]()
+    prompts, made_by, rows = demo.prompts(), header("wall"), list[dict[str, Any]]()
     folders = {str(folder): folder for folder in options.bundle} or {
         name: demo.bundle(options.folder / name, name, _K, batch=_BATCH)
-        for name in each(options.drafters, "building bundles")
+        for name in each(list(demo.DRAFTERS), "building bundles")
     }
     for name, folder in each(folders.items(), "bundles"):
         with LLM(folder) as llm:

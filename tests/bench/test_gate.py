@@ -30,11 +30,11 @@ def test_the_requests_are_of_every_kind() -> None:
 def test_the_position_of_the_first_difference() -> None:
     for a, b, at in (([1, 2, 3], [1, 9, 3], 1), ([1, 2, 3], [1, 2], 2), ([1], [1, 2], 1), ([4], [5], 0)):
         (difference,) = gate.differences([[7], a], [[7], b])
-        assert (difference.question, difference.at, difference.before) == (1, at, a[:at])
+        assert (difference.question, difference.at) == (1, at)
         assert not gate.differences([a], [a])
 
 
-def test_a_bundle_passes_and_a_forged_id_is_reported_with_the_gap_of_its_logits(
+def test_a_bundle_passes_and_a_forged_id_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A stand-in for the LLM of the demo pair; speculation changes one id of the sets of requests in `forged`."""
@@ -50,14 +50,14 @@ def test_a_bundle_passes_and_a_forged_id_is_reported_with_the_gap_of_its_logits(
     opened = llm.return_value.__enter__.return_value
     opened.tokenizer, opened.generate = Tokenizer.from_file(str(demo.TARGET / "tokenizer.json")), generate
     opened.bundle.spec = SimpleNamespace(k=7, max_len=64, drafter="chain", batch=1, dtype="fp32")
-    flags = f"--requests 9 --tokens 6 --checkpoint {demo.TARGET} --out {tmp_path}/gate.json --bundle pair".split()
+    flags = f"--requests 9 --tokens 6 --out {tmp_path}/gate.json --bundle pair".split()
     gate.main(flags)
     (row,) = json.loads((tmp_path / "gate.json").read_text())["rows"]
     assert (row["requests"], row["differences"], row["tokens_per_step"]) == (9, [], 2.0)
     forged.append({"max_new_tokens": 6, "speculation": True})
     with pytest.raises(SystemExit, match="1"):
         gate.main(flags)
-    assert ": [7], [8], logits apart by" in capsys.readouterr().out
+    assert "differs at token 2: [7], [8]" in capsys.readouterr().out
     opened.bundle.spec.k = 0
     with pytest.raises(UserError, match="give the bundle of a pair"):
         gate.main(flags)
@@ -86,8 +86,8 @@ def test_two_servers_are_compared_by_ids_or_characters_and_a_dead_one_is_one_sen
 
 
 def test_one_comparison_is_made_and_wrong_options_are_refused_at_the_start() -> None:
-    for words in ("", "--baseline http://a", "--bundle a --baseline http://a", "--bundle a --checkpoint b"):
-        with pytest.raises(UserError, match=r"one comparison is made|b holds no checkpoint"):
+    for words in ("", "--baseline http://a", "--bundle a --baseline http://a"):
+        with pytest.raises(UserError, match="one comparison is made"):
             gate.main(words.split())
     for words in ("--baseline ftp://a", "--requests 0", "--out /dev/null"):
         with pytest.raises(SystemExit, match="2"):

@@ -62,9 +62,9 @@ def test_a_json_row_names_the_source_of_its_numbers(capsys: pytest.CaptureFixtur
     assert row["roofline_us"] == pytest.approx(row["roofline_share"] * row["us"])
 
 
-@pytest.mark.parametrize("words", ["--only nothing", "--explain", "--recording {}/x", "--picture {}/x"])
+@pytest.mark.parametrize("words", ["--only nothing", "--explain", "--picture {}/x"])
 def test_a_wrong_selection_is_one_sentence(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--explain, --recording and --picture need one case, --only at least one; names are unique."""
+    """--explain and --picture need one case, --only at least one; names are unique."""
     with pytest.raises(UserError, match="no case contains 'nothing'" if "nothing" in words else "take one case"):
         kernels.main(words.format(tmp_path).split())
     kernels.main(["--list", "--only", SMALL])

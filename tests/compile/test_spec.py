@@ -26,6 +26,9 @@ ALLOWED = ["", "--max-len 40960 --batch 1", '--recipe {"chunks":[128,1024],"bloc
 REFUSED = {
     "--k -1": "ks[0] is -1", "--k x": "--k is 'x'; give a number", "--k 32": "ks[0] is 32", "--tp 3": "power of two",
     "--k 0 --draft Qwen/Qwen3-0.6B": "--draft was given", "--tp 128": "tp is 128", "--kernels x": "reference",
+    "--drafter ngram --draft Qwen/Qwen3-0.6B": "the drafter ngram has no model, and --draft was given",
+    "--drafter ngram --k 0": "k is 0 and the drafter ngram", "--drafter none --k 3": "k is 3 and the drafter none",
+    "--drafter parallel --draft Qwen/Qwen3-0.6B --k 3": "--drafter parallel needs a checkpoint's folder",
     "--drafter x": "one of auto", "--batch 1000000": "4096", "--batch 0": "batch", "--dtype int4": "bf16",
     "--max-len 1000": "use 896 or 1024", "--max-len 65536": "40960", "--target Qwen/Nothing": "Qwen/Nothing",
     "--out s3://bucket/x": "give a local folder, and push it", "--out s3:/bucket/x": "give a local folder",

@@ -1,14 +1,9 @@
-"""Drafts from a request's ids: the search against its definition, and what a build of such a bundle refuses."""
+"""Drafts from a request's ids: the search against its definition."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
-import pytest
-
-from compile.spec import BuildSpec
-from model.errors import UserError
 from trnspec.engine.ngram import propose
 from trnspec.engine.request import Request, Result
 from trnspec.engine.slots import Slot
@@ -37,18 +32,3 @@ def test_the_search_is_its_definition() -> None:
 def test_drafts_come_from_the_prompt_and_the_new_tokens() -> None:
     slot = Slot(0, 0, Request((1, 2, 3, 9, 2)), result=Result(ids=[3]))
     assert [propose(slot.ids, limit) for limit in (0, 2, 7)] == [[], [9, 2], [9, 2, 3]]
-
-
-def test_what_does_not_go_together_is_refused(family: Path, tmp_path: Path) -> None:
-    target = str(family / "target")
-    for flags, why in (
-        ({"drafter": "ngram", "draft": target}, "the drafter ngram has no model, and --draft was given"),
-        ({"drafter": "ngram", "k": "0"}, "k is 0 and the drafter ngram"),
-        ({"drafter": "none", "k": "3"}, "k is 3 and the drafter none"),
-        ({"drafter": "tree"}, "drafter is 'tree'; it must be one of auto, chain"),
-        ({"drafter": "parallel", "draft": target, "k": "3"}, "has None as pard_token"),
-    ):
-        sizes = {"target": target, "tp": 1, "max_len": 128, "kernels": "reference", "out": str(tmp_path / "x")}
-        spec = BuildSpec(**(sizes | flags))  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=why):
-            spec.check()

@@ -74,7 +74,7 @@ def test_every_format_of_a_block_is_inferred_and_read(tmp_path: Path, form: str)
 # (a supported config.json, changes, the error)
 RAW = {"parallel": _QWEN3 | {"pard_token": 63}, "eagle3": EAGLE3} | {form: block_config(form) for form in BLOCKS}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("parallel", {"pard_token": 64}, "has 64 as pard_token"),
+    *(("parallel", {"pard_token": value}, f"has {value} as pard_token") for value in (64, None)),
     ("eagle3", {"norm_before_fc": True}, "norm_before_fc"),
     ("eagle3", {"ptd_token_id": 7}, "ptd_token_id"),
     ("eagle3", {"speculators_model_type": "dflash"}, "no EAGLE-3 head"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.model.demo_bundle import ROOT, graphs
-from tests.serve.server import Server, served, starting, wait
+from tests.serve.server import Server, model_name, served, starting, wait
 from trnspec.llm import LLM
 
 
@@ -29,8 +29,8 @@ def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 @pytest.fixture(scope="session")
-def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """vLLM's engine with the same target, in fp32 and without drafts; its model is named m."""
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """vLLM's engine with the same target, in fp32 and without drafts: a client of it; its model is named m."""
     options = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--generation-config", "vllm"]
     # a tenth of the memory; prompt log-probabilities need the prompt's rows
     options += ["--gpu-memory-utilization", "0.1", "--no-enable-prefix-caching"]
@@ -41,11 +41,10 @@ def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         with starting(ROOT / "demo/target", folder, *options, "--served-model-name", "m") as server:
             patch.undo()
             wait(server)
-            yield server
+            yield client_of(server)
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Any:
+def client_of(server: Server) -> Any:
     # vendor seam: comes with vLLM
     import openai
 
@@ -53,10 +52,13 @@ def client(server: Server) -> Any:
 
 
 @pytest.fixture(scope="module")
-def name(client: Any) -> str:
-    """The served model's name, which is the only one."""
-    (model,) = client.models.list().data
-    return str(model.id)
+def client(server: Server) -> Any:
+    return client_of(server)
+
+
+@pytest.fixture(scope="module")
+def name(server: Server) -> str:
+    return model_name(server)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.model.demo_bundle import PROMPTS
-from tests.serve.server import OVER_HTTP, Server
+from tests.serve.server import OVER_HTTP
 from tests.serve.test_http import complete, ids_of
 
 pytestmark = OVER_HTTP
@@ -29,14 +29,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def stock(stock_server: Server) -> Any:
-    # vendor seam: comes with vLLM
-    import openai
-
-    return openai.OpenAI(base_url=f"{stock_server.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
 def _all_at_once(client: Any, name: str, **more: Any) -> list[list[int]]:

@@ -14,25 +14,14 @@ from serve.startup import DEBUG_VARIABLE, install_excepthook, report_to_parent, 
 
 MISTAKES = {
     "ours": ("raise UserError('k is 9; it must be 7')", "k is 9; it must be 7"),
-    "ours, wrapped": (
-        "try:\n    raise UserError('it is corrupt')\nexcept UserError as e:\n    raise RuntimeError('failed') from e",
-        "it is corrupt",
-    ),
-    "ours, meanwhile": (
-        "try:\n    raise UserError('it is corrupt')\nexcept UserError:\n    raise RuntimeError('failed')",
-        "it is corrupt",
-    ),
+    **{f"ours, {name}": (f"try:\n    raise UserError('it is corrupt')\nexcept UserError as e:\n    raise OSError{of}",
+                         "it is corrupt") for name, of in (("wrapped", " from e"), ("meanwhile", ""))},
     "port": ("raise OSError(98, 'Address already in use')", "the port is in use; end the server that listens on it, "
              "or give a different --port"),
-    "an option of vLLM's": (
-        "exec(\"raise ValueError('tokens (64) are few')\", {'__name__': 'vllm.engine.arg_utils'})",
-        "tokens (64) are few",
-    ),
-    "of pydantic": (
-        "class E(ValueError):\n    def errors(self): return [{'msg': 'Value error, tokens are  few'}]\n"
-        "exec('raise E', {'__name__': 'vllm.config', 'E': E})",
-        "tokens are few",
-    ),
+    "an option of vLLM's": ("exec(\"raise ValueError('tokens (64) are few')\", {'__name__': 'vllm.engine.arg_utils'})",
+                            "tokens (64) are few"),
+    "of pydantic": ("class E(ValueError):\n    def errors(self): return [{'msg': 'Value error, tokens are  few'}]\n"
+                    "exec('raise E', {'__name__': 'vllm.config', 'E': E})", "tokens are few"),
 }  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class Client:
         self.worker, self.hasher = worker, get_request_block_hasher(BLOCK, sha256)
         self.scheduler: Any = BundleScheduler(worker.vllm_config, blocks, masks or Masks(), BLOCK, log_stats=True)
         self.outputs: dict[str, list[Any]] = {}
-        self.preempted = self.hits = self.cached = self.late = self.drafted = self.accepted = 0
+        self.preempted = self.hits = self.cached = self.drafted = self.accepted = 0
         # the requests that run, in the order of their admission
         self.admitted = list[str]()
         self.events, self.read, postprocess = list[Event](), Counter[str](), worker.engine._postprocess
@@ -178,17 +178,13 @@ class Client:
             self.cached += cached
             return int(admitted(request, blocks, cached, ids))
 
-        def begin() -> None:
-            self.late += 1
-            begun()
-
         def end(k: int | None, launched_ahead: bool) -> None:
             assert launched_ahead == (worker.engine.launched is not None)
             ended(k, launched_ahead)
 
-        admitted, begun, ended = worker.engine.admit, worker.metrics.begin, worker.metrics.end
-        worker.engine._postprocess, worker.engine.admit = watched, admit
-        worker.metrics.begin, worker.metrics.end = begin, end
+        admitted, ended = worker.engine.admit, worker.metrics.end
+        worker.engine._postprocess, worker.engine.admit, worker.metrics.end = watched, admit, end
+        worker.metrics.begin = self.begin = mock.Mock(wraps=worker.metrics.begin)
 
     def add(self, name: str, ids: list[int], params: Any) -> None:
         request = Request(name, ids, params, None, block_hasher=self.hasher)
@@ -285,7 +281,7 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
     worker, steps = client.worker, sum(count for name, count in client.read.items() if "steps" in name)
     assert not any((worker.numbers, worker.requests, worker.preempted))
     assert client.cached == client.hits, "no cached token is computed again"
-    assert 0 < client.late < 0.8 * steps, "the others are launched when the one before is read, or earlier"
+    assert 0 < client.begin.call_count < 0.8 * steps, "the others are launched when the one before is read, or earlier"
     assert client.scheduler.num_lookahead_tokens == K + 1
     assert min(client.preempted, client.hits, len(gone)) > 0
     # vLLM counts drafted and emitted tokens, our metrics count steps
@@ -331,17 +327,12 @@ def test_a_bundle_s_limits_are_vllm_s_settings(bundle: Any, options: dict[str, A
     SamplingParams(min_p=0.1, logit_bias={1: 1.0})._validate_spec_decode(config.speculative_config)
 
 
-def test_no_chunk_is_longer_than_the_budget_of_prefill(bundle: Any) -> None:
+def test_no_chunk_exceeds_the_budget_and_one_of_several_api_servers_keeps_vllm_s_handler(bundle: Any) -> None:
     config = _vllm_config()
     config.scheduler_config.long_prefill_token_threshold = 400
-    BundlePlatform.check_and_update_config(config)
-    assert config.scheduler_config.long_prefill_token_threshold == 256
-
-
-def test_with_several_api_servers_the_first_process_has_vllm_s_handler(bundle: Any) -> None:
-    config = _vllm_config()
     config.parallel_config._api_process_count = 2
     BundlePlatform.check_and_update_config(config)
+    assert config.scheduler_config.long_prefill_token_threshold == 256
     bundle.end_while_starting.assert_not_called()
 
 
@@ -392,21 +383,18 @@ def test_a_sampled_request_without_a_seed_gets_one(bundle: Any) -> None:
     assert others == [3, None]
 
 
-@pytest.mark.parametrize(
-    ("options", "speculative", "ks"),
-    [
-        ({}, True, {0, 1, 3}),
-        ({"k": 1}, True, {0, 1, 3}),
-        ({"k": 0}, True, {0, 3}),
-        ({"speculation": False}, False, {0, 3}),
-    ],
-    ids=str,
-)
+# options of a server, and the k of the graphs that it prepares
+PREPARED: tuple[tuple[dict[str, Any], set[int]], ...] = (
+    ({}, {0, 1, 3}), ({"k": 1}, {0, 1, 3}), ({"k": 0}, {0, 3}), ({"speculation": False}, {0, 3}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "ks"), PREPARED, ids=str)
 def test_the_graphs_that_a_server_prepares(
-    bundle: Any, options: Any, speculative: bool, ks: set[int], monkeypatch: pytest.MonkeyPatch, capsys: Any
+    bundle: Any, options: Any, ks: set[int], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """A chosen k has its graphs, those of full sampling, and no others; what is served is printed."""
-    config = _vllm_config(**options)
+    config, speculative = _vllm_config(**options), options.get("speculation", True)
     BundlePlatform.check_and_update_config(config)
     worker = _worker(bundle, config, monkeypatch)
     assert {key.k for key in bundle.runner.loaded if not key.is_prefill} == ks

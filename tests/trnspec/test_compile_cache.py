@@ -1,6 +1,7 @@
 """Compiled graphs are machine code: they are cached where only the user can write."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,25 +42,23 @@ def test_the_folder_is_private_and_of_this_processor(
     assert _folder(options) not in (None, folder)
 
 
-@pytest.mark.parametrize("fault", ["writable", "link", "owner", "above", "file", "off", "no home"])
+FAULTS: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "writable": lambda folder, _: folder.chmod(0o770),
+    "link": lambda folder, _: (folder.rmdir(), folder.symlink_to(folder.parents[2])),
+    "file": lambda folder, _: (folder.rmdir(), folder.touch()),
+    "owner": lambda _, patch: patch.setattr(os, "geteuid", lambda: 12345),
+    "above": lambda folder, _: folder.parent.chmod(0o777),
+    "off": lambda _, patch: patch.setattr(compile_cache.jax.config, "jax_enable_compilation_cache", False),
+    "no home": lambda _, patch: patch.setenv("XDG_CACHE_HOME", "/proc/none"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_that_others_can_change_is_not_used(
-    fault: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fault: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = _folder(options)
     assert folder is not None
     options["jax_compilation_cache_dir"] = None
-    if fault == "writable":
-        folder.chmod(0o770)
-    if fault in ("link", "file"):
-        folder.rmdir()
-        folder.symlink_to(tmp_path) if fault == "link" else folder.touch()
-    if fault == "owner":
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    if fault == "above":
-        folder.parent.chmod(0o777)
-    if fault == "off":
-        options["jax_enable_compilation_cache"] = False
-    if fault == "no home":
-        monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(Path, "home", lambda: Path("/proc/none"))
+    FAULTS[fault](folder, monkeypatch)
     assert _folder(options) is None
