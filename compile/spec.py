@@ -1,4 +1,4 @@
-"""The command line of compile.build as one frozen value, checked before anything is paid."""
+"""The command line of compile.build as one frozen value, checked before the build starts."""
 
 import dataclasses
 import functools

@@ -66,7 +66,7 @@ class Pair(nn.Module):
     ) -> StepOutputs:  # fmt: skip
         """Prefills a chunk of one prompt in target and draft. The sampled token is only meaningful for the last chunk.
 
-        Scores are those of the sampled token; with `prompt_scores` those of all rows (`prompt_logprobs`).
+        Log-probabilities are of the sampled token, or with `prompt_scores` of all rows (`prompt_logprobs`).
         """
         target, ids_1S, length_1 = self.target_model, inputs.input_ids, inputs.positions + inputs.num_tokens
         meta = AttentionMetadata(inputs.positions[:, None] + iota(ids_1S.shape[1], length_1), inputs.block_table)

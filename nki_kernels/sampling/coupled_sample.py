@@ -53,7 +53,7 @@ def scores(logits_PW, noise_PW, inverse_P1, noisy_P1, floor_P1):
 
 @nki.jit
 def coupled_sample_kernel(logits, noise, temperature, floor, start):
-    """Return values and ids."""
+    """Return values and ids, (cores, R) each."""
     rows = logits.shape[0]
     core, cores = this_core()
     values = nl.ndarray((cores, rows), dtype=nl.float32, buffer=nl.shared_hbm)

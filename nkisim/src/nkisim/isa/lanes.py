@@ -32,7 +32,7 @@ def update(call: Call, partial: Array, op: str, load: Array | float | None = Non
     """Apply reduce_cmd to the registers with this instruction's partial result; return them.
 
     Raises:
-        AccumulatorUndefined: accumulating on registers that hold nothing defined.
+        AccumulatorUndefined: accumulating on undefined registers.
     """
     command = call.args["reduce_cmd"]
     lanes = call.core.registers(call.engine)
