@@ -103,9 +103,9 @@ def serve(bundle: Any, seeds: range, **options: Any) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("count", [24, pytest.param(500, marks=pytest.mark.slow)])
 def test_drafts_while_thinking_change_no_id_and_no_id_escapes_the_grammar(bundle: Any, count: int) -> None:
-    drafted, alone = (serve(bundle, range(count), **options) for options in ({"k": 3}, {"speculation": False}))
+    drafted, undrafted = (serve(bundle, range(count), **options) for options in ({"k": 3}, {"speculation": False}))
     lengths = list[int]()
-    for (prompt, _), steps, ids in zip(requests(range(count)), drafted, map(joined, alone), strict=True):
+    for (prompt, _), steps, ids in zip(requests(range(count)), drafted, map(joined, undrafted), strict=True):
         assert joined(steps) == ids
         thought = next((n + 1 for n, token in enumerate(ids) if token in ENDS), len(ids))
         begin = 0 if CLOSED in prompt else thought

@@ -327,7 +327,7 @@ def test_a_bundle_s_limits_are_vllm_s_settings(bundle: Any, options: dict[str, A
     SamplingParams(min_p=0.1, logit_bias={1: 1.0})._validate_spec_decode(config.speculative_config)
 
 
-def test_no_chunk_exceeds_the_budget_and_one_of_several_api_servers_keeps_vllm_s_handler(bundle: Any) -> None:
+def test_no_chunk_exceeds_the_budget_and_one_of_several_api_servers_has_vllm_s_handler(bundle: Any) -> None:
     config = _vllm_config()
     config.scheduler_config.long_prefill_token_threshold = 400
     config.parallel_config._api_process_count = 2
