@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, starmap
 
 from bench.options import count, input_file, output_file, positive
 from bench.provenance import header, sentence
-from bench.tune import acceptance, article, choose, passes, picture
+from bench.tune import acceptance, article, choose, picture
 from bench.tune.drafters import DRAFTERS, MAX_K, Setup
 from model.errors import UserError, command_line, run_cli
 from model.progress import each
@@ -36,7 +36,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     setup.add_argument("--tp", nargs="+", type=count(4, 32), default=_TPS, choices=_TPS, help="ranks (default: all)")
     setup.add_argument("--lnc", nargs="+", type=count(1, 2), default=[1, 2], help="cores of a rank (default: 1 2)")
     setup.add_argument("--batch", nargs="+", type=count(1, 64), default=[1, 4, 8, 16], help="(default: 1 4 8 16)")
-    setup.add_argument("--weights", default="bf16", choices=passes.WEIGHTS, help="dtype of the target's layers")
+    setup.add_argument("--weights", default="bf16", choices=("bf16", "fp8"), help="dtype of the target's layers")
     traces = parser.add_argument_group("acceptance")
     traces.add_argument("--traces", type=input_file, nargs="+", default=[], metavar="FILE", help="of bench.tune.trace")
     traces.add_argument("--trace-drafter", choices=DRAFTERS, metavar="NAME", help="drafter to which the traces apply")
@@ -53,10 +53,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def study(options: argparse.Namespace) -> list[choose.Row]:
     """A row for every setup that fits at its best k, or at each of `--k`, and workload of its drafter."""
     read = [known for file in options.traces for known in acceptance.read(file, options.trace_drafter)]
-    grid = (
-        Setup(*parts, options.weights) for parts in product(options.drafter, options.tp, options.batch, options.lnc)
-    )
-    fitting = [setup for setup in grid if setup.fits]
+    grid = product(options.drafter, options.tp, options.batch, options.lnc, [options.weights == "fp8"])
+    fitting = [setup for setup in starmap(Setup, grid) if setup.fits]
     setups = dict.fromkeys(
         (setup, acceptance.Acceptance(known.workload, "none", (0.0,), "") if baseline else known)
         for known in (read or acceptance.KNOWN)

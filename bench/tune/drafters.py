@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from bench.kernels.cases import block_case
-from bench.kernels.layer import BF16, CONFIGS, DFLASH, SLOTS, Shard, mlp_case, prompt_cases
+from bench.kernels.layer import BF16, CONFIGS, DFLASH, SLOTS, Shard, layers_case, mlp_case, prompt_cases
 from bench.kernels.sampling import FP32
 from bench.tune import passes
 from bench.tune.passes import LNC
@@ -40,13 +40,13 @@ DRAFTERS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of a build without k: a key of DRAFTERS, ranks, sequences, cores of a rank, dtype of the weights."""
+    """The options of a build without k: a key of DRAFTERS, ranks, sequences, cores of a rank, FP8 weights."""
 
     drafter: str
     tp: int = 32
     batch: int = 4
     lnc: int = LNC
-    weights: str = "bf16"
+    fp8: bool = False
 
     @property
     def chips(self) -> float:
@@ -65,14 +65,14 @@ class Setup:
         """Whether the plan of the build fits a rank's HBM; a draft other than a smaller Qwen3 counts as the 1.7B."""
         kind, size = DRAFTERS[self.drafter]
         draft = f"Qwen/Qwen3-{size if kind == 'chain' else '1.7B'}" if kind != "none" else ""
-        return _rank_bytes(self.tp, self.batch, draft, self.weights) <= CAPACITY * self.lnc / LNC
+        return _rank_bytes(self.tp, self.batch, draft, self.fp8) <= CAPACITY * self.lnc / LNC
 
 
 @cache
-def _rank_bytes(tp: int, batch: int, draft: str, weights: str) -> int:
+def _rank_bytes(tp: int, batch: int, draft: str, fp8: bool) -> int:
     """Bytes on a rank of two cores."""
-    spec = BuildSpec(tp=tp, batch=batch, max_len=SLOTS, k="7" if draft else "0", draft=draft or BuildSpec.draft)
-    spec = replace(spec, weights="fp8" if weights == "fp8" else BuildSpec.weights)
+    spec = BuildSpec(tp=tp, batch=batch, max_len=SLOTS, k="7" if draft else "0", draft=draft or BuildSpec.draft,
+                     weights="fp8" if fp8 else BuildSpec.weights)  # fmt: skip
     return sum(rank_bytes(make_plan(spec.bundle)).values())
 
 
@@ -98,14 +98,14 @@ def _at(setup: Setup, rows: int, us: Callable[[int, int], float]) -> float:
 
 def pass_us(setup: Setup, model: str, rows: int, end: str = "nominal", noise: bool = True) -> float:
     """A pass of a Qwen3 over `rows` rows per sequence."""
-    weights = setup.weights if model == TARGET else "bf16"
+    # embeddings, norms, head and drafts are bf16
+    fp8 = setup.fp8 and model == TARGET
 
     def us(batch: int, rows: int) -> float:
-        shard = Shard(model, setup.tp, batch, rows)
+        shard = Shard(model, setup.tp, batch, rows, fp8)
         # each embedding row is on one rank
         embedding = passes.collective_us(setup.tp, shard.rows * shard.config.hidden_size * BF16, end, setup.lnc)
-        layers = passes.layers_us(shard, end, setup.lnc, weights)
-        return embedding + layers + passes.head_us(shard, end, setup.lnc, noise)
+        return embedding + passes.layers_us(shard, end, setup.lnc) + passes.head_us(shard, end, setup.lnc, noise)
 
     return _at(setup, rows, us)
 
@@ -134,9 +134,8 @@ def step_us(setup: Setup, k: int, end: str = "nominal") -> float:
 
 def read_share(setup: Setup, k: int) -> float:
     """The time to read the target's weights and caches from HBM, as a share of its pass over k + 1 rows."""
-    shard = Shard(TARGET, setup.tp, setup.batch, k + 1)
-    config = shard.config
-    layer = passes.WEIGHTS[setup.weights](shard, 1, setup.lnc).cost().hbm_bytes
+    shard = Shard(TARGET, setup.tp, setup.batch, k + 1, setup.fp8)
+    config, layer = shard.config, layers_case(shard, 1, setup.lnc).cost().hbm_bytes
     size_bytes = config.num_hidden_layers * layer + config.vocab_size // setup.tp * config.hidden_size * BF16
     return passes.read_us(size_bytes, lnc=setup.lnc) / pass_us(setup, TARGET, k + 1)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -38,10 +37,6 @@ from trnspec.bundle.spec import LAYERS
 LNC = 2
 # layers of the launch that is simulated; the second one prefetches the third's weights, as all but the last one do
 _LAYERS = 3
-# the launch of several layers by the dtype of their weights; embeddings, norms and head are bf16
-WEIGHTS: dict[str, Callable[..., Case]] = {
-    "bf16": layers_case, "fp8": lambda shard, *sizes: layers_case(replace(shard, fp8=True), *sizes)
-}  # fmt: skip
 # an execution of a graph with a collective of 32 ranks on a trn2.48xlarge (foxl-ai/kiln, docs/neuron-notes.md)
 _EXECUTION_US = 2500.0
 # a row's largest value and its id
@@ -113,9 +108,9 @@ def launch_us(end: str = "nominal") -> float:
     return _EXECUTION_US if end == "high" else (CHIPS[end].host_dispatch_ns.value + CHIPS[end].launch_ns.value) / 1e3
 
 
-def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, weights: str = "bf16", count: int = 0) -> float:
+def layers_us(shard: Shard, end: str = "nominal", lnc: int = LNC, count: int = 0) -> float:
     """`count` layers (default: all) with their all-reduces, `LAYERS` per launch."""
-    several, layer = case_us(WEIGHTS[weights](shard, _LAYERS, lnc), end)
+    several, layer = case_us(layers_case(shard, _LAYERS, lnc), end)
     count = count or shard.config.num_hidden_layers
     return -(-count // LAYERS) * (several - _LAYERS * layer) + count * layer
 

@@ -32,7 +32,7 @@ def formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Formulas in place of the simulator: times grow with rows and batch and fall with ranks."""
     scales = {"low": 0.5, "nominal": 1.0, "high": 2.0}
 
-    def us(shard: Shard, end: str = "nominal", lnc: int = 2, weights: str = "bf16", count: int = 0) -> float:
+    def us(shard: Shard, end: str = "nominal", lnc: int = 2, count: int = 0) -> float:
         size = {"32B": 1000.0, "1.7B": 300.0, "0.6B": 130.0}.get(shard.model, 50.0)
         return scales[end] * (size * 16 / shard.tp / lnc + 5 * shard.rows) / (64 / count if count else 1)
 

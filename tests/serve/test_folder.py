@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -121,17 +122,12 @@ def test_a_target_device_without_plugins_is_a_sentence(
 def test_a_second_platform_on_the_machine_is_a_sentence(
     chosen: str | None, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def broken() -> str:
-        raise OSError
-
+    platforms = {"serve.plugin": platform, "idle": lambda: None, "broken": mock.Mock(side_effect=OSError),
+             "vllm_neuron": lambda: "vllm_neuron.platform.Neuron"}  # fmt: skip
+    names = "trnspec", "idle", "broken", "neuron"
     points = [
         SimpleNamespace(name=name, module=module, load=lambda ask=ask: ask)
-        for name, module, ask in (
-            ("trnspec", "serve.plugin", platform),
-            ("idle", "idle", lambda: None),
-            ("broken", "broken", broken),
-            ("neuron", "vllm_neuron", lambda: "vllm_neuron.platform.Neuron"),
-        )
+        for name, (module, ask) in zip(names, platforms.items(), strict=True)
     ]
     monkeypatch.setattr(serve.plugin, "entry_points", lambda group: points)
     monkeypatch.setattr(serve.plugin, "find_bundle_arg", lambda arguments: Path("demo"))

@@ -361,16 +361,11 @@ def test_a_request_that_cannot_be_served_is_vllm_s_error(
 
 def test_a_bundle_of_greedy_graphs_refuses_what_they_lack(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "engine_config", lambda _: dataclasses.replace(CONFIG, greedy=True))
-    served: list[dict[str, Any]] = [{}, {"temperature": 0.8}, {"top_p": 0.9, "stop_token_ids": [5]}]
-    lacking: list[dict[str, Any]] = [
-        {"temperature": 0.8, "top_p": 0.9}, {"frequency_penalty": 0.5}, {"logprobs": 0}, {"prompt_logprobs": 1},
-        {"logit_bias": {1: 1.0}}, {"min_tokens": 1}, {"structured_outputs": MASKED},
-    ]  # fmt: skip
-    for changes in served:
-        BundlePlatform.validate_request(TOKENS, SamplingParams(**{"temperature": 0} | changes))
-    for changes in lacking:
+    for served in (SamplingParams(temperature=0.8), SamplingParams(temperature=0, top_p=0.9, stop_token_ids=[5])):
+        BundlePlatform.validate_request(TOKENS, served)
+    for lacking in (SamplingParams(frequency_penalty=0.5), SamplingParams(structured_outputs=MASKED)):
         with pytest.raises(VLLMValidationError, match="this bundle has greedy graphs: no top-k, top-p, min-p"):
-            BundlePlatform.validate_request(TOKENS, SamplingParams(**{"temperature": 0} | changes))
+            BundlePlatform.validate_request(TOKENS, lacking)
 
 
 def test_a_sampled_request_without_a_seed_gets_one(bundle: Any) -> None:
