@@ -84,9 +84,8 @@ docs: install
 hostile: install
 	$(RUN) -m tests.hostile
 
-# the files of bench/results that need no server: wall time and accepted drafts of the demo pair, the article's claims
+# the files of bench/results that need no server: accepted drafts of the demo pair, the article's claims
 bench: build
-	$(RUN) -m bench.wall --bundle $(DEMO) --out bench/results/speedup.json
 	$(RUN) -m bench.tune.trace --folder $(BUNDLES)/trace --out bench/results/acceptance.json
 	$(RUN) -m bench.tune --article --out bench/results/article.md
 
