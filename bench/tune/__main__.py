@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product, starmap
+from multiprocessing import get_context
 
 from bench.options import count, input_file, output_file, positive
 from bench.provenance import header, sentence
@@ -22,6 +24,7 @@ from model.progress import each
 from nkisim.timeline.chip import CASES
 
 _TPS = (4, 8, 16, 32)
+_Task = tuple[Setup, acceptance.Acceptance, int | None]
 # those of Qwen3-32B with a published record, and a smaller chain
 _DRAFTERS = ("none", "chain 1.7B", "chain 0.6B", "EAGLE-3", "DFlash")
 
@@ -68,7 +71,20 @@ def study(options: argparse.Namespace) -> list[choose.Row]:
     rows = [(*pair, k) for pair in setups for k in options.k or (None,) if not k or choose.is_known(*pair, k)]
     if not rows:
         raise UserError(f"no drafter has a known acceptance and kernels for k {options.k} here; lower --k or --batch")
-    return [choose.row(*row, options.band, options.price) for row in each(rows, "simulating setups")]
+    # a task is a setup, whose workloads need the same passes; a process for each core
+    tasks = {setup: [row for row in rows if row[0] == setup] for setup, *_ in rows}
+    with ProcessPoolExecutor(mp_context=get_context("fork")) as pool:
+        given = [(task, pool.submit(_rows, task, options.band, options.price)) for task in tasks.values()]
+        results = {
+            id(row): made
+            for task, future in each(given, "simulating setups")
+            for row, made in zip(task, future.result(), strict=True)
+        }
+    return [results[id(row)] for row in rows]
+
+
+def _rows(task: Sequence[_Task], ends: Sequence[str], price: float) -> list[choose.Row]:
+    return [choose.row(*row, ends, price) for row in task]
 
 
 def main(arguments: list[str]) -> None:

@@ -66,7 +66,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
         --prompt '', --prompt \udcff, --prompt a --temperature -1, --prompt a --temperature nan,
         --prompt a --temperature inf, --prompt a --temperature x, --prompt a --top-p 0, --prompt a --top-p 1.5,
         --prompt a --top-p nan, --prompt a --top-k -1, --prompt a --top-k 1.5, --prompt a --top-k 99999999,
-        --prompt a --min-p 2, --prompt a --min-p -1, --prompt a --min-p nan, --prompt a --seed -1,
+        --prompt a --min-p 2, --prompt a --min-p -1, --prompt a --min-p nan, --prompt a --seed -9223372036854775809,
         --prompt a --seed 18446744073709551616, --prompt a --seed 1.5, --prompt a --seed x,
         --prompt a --max-new-tokens 0, --prompt a --max-new-tokens -1, --prompt a --max-new-tokens x,
         --prompt a --k-limit 9, --prompt a --k-limit -1, --prompt a --nonsense
