@@ -38,7 +38,7 @@ def test_vllm_bench_serve_takes_the_flags_of_the_benchmark(tmp_path: Path) -> No
     serve = pytest.importorskip("vllm.benchmarks.serve", reason=NO_VLLM)
     serve.add_cli_args(parser := serve.FlexibleArgumentParser())
     options = bench._options(["--baseline", "http://a", "--speculative", "http://b", "--vllm", "/bin/sh"])
-    words = bench.command(Endpoint("http://a", "m"), tmp_path, tmp_path, 4, options)[3:]
+    words = bench.client(Endpoint("http://a", "m"), tmp_path, tmp_path, 4, options)[3:]
     assert parser.parse_args(words).percentile_metrics == "ttft,tpot,itl,e2el"
     with pytest.raises(SystemExit):
         parser.parse_args([*words, "--skip-template"])
