@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,8 +16,13 @@ from tests.serve.server import NO_VLLM
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
-def test_vllm_takes_the_flags_and_variables_of_a_server() -> None:
-    cli = pytest.importorskip("vllm.entrypoints.launchers.cli_args", reason=NO_VLLM)
+@pytest.fixture
+def cli() -> Any:
+    """vLLM's command line, whose import takes seconds."""
+    return pytest.importorskip("vllm.entrypoints.launchers.cli_args", reason=NO_VLLM)
+
+
+def test_vllm_takes_the_flags_and_variables_of_a_server(cli: Any) -> None:
     platform = pytest.importorskip("serve.platform")
     envs = pytest.importorskip("vllm.envs")
     text = "".join((DEPLOY / name).read_text(encoding="utf-8") for name in ("Dockerfile", "base/server.yaml"))
