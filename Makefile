@@ -18,11 +18,10 @@ PORT ?= 8000
 # random requests of serve-test
 SOAK ?= 300
 DEMO := $(BUNDLES)/demo
-ALONE := /tmp/nkisim-alone
 FULL := $(BUNDLES)/qwen3-32b+1.7b-tp32-k7
 DEMO_PAIR := --target demo/target --draft demo/draft
 
-.PHONY: build test test-slow test-all nkisim-test nkisim-alone check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install device-serve-environment sdk-check install clean
+.PHONY: build test test-slow test-all nkisim-test nkisim-standalone check docs hostile bench serve serve-environment serve-check serve-test serve-report device-check device-install device-serve-environment sdk-check install clean
 
 install: $(VENV)/.installed
 
@@ -58,10 +57,9 @@ nkisim-test: install
 	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow" nkisim/tests nkisim/examples
 
 # the folder nkisim by itself: a copy of its last commit, an environment with its requirements only, checks, tests, sdist, wheel
-nkisim-alone:
-	rm -rf $(ALONE) && mkdir -p $(ALONE)
-	git archive HEAD:nkisim | tar -x -C $(ALONE)
-	$(MAKE) -C $(ALONE) PYTHON=$(PYTHON) PIP_OPTIONS="-c $(abspath constraints.txt)" check test build
+nkisim-standalone:
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && git archive HEAD:nkisim | tar -x -C "$$folder" && \
+		$(MAKE) -C "$$folder" PYTHON=$(PYTHON) PIP_OPTIONS="-c $(abspath constraints.txt)" check test build
 
 check: install
 	$(VENV)/bin/ruff check .

@@ -13,14 +13,14 @@ from validation.operators import attention_row, row
 from validation.products import batched, normed_product, product, product_normed, transposed_left
 from validation.rows import Row
 
-TURNED = Variant(block=1)
+TRANSPOSED_FIRST = Variant(block=1)
 FOLDED = Variant(block=2, scaled=False, divided=False)
 SPLIT = Variant(block=2, scaled=False, divided=False, split=True)
 DIRECT = Variant(block=2, scaled=False, divided=False, split=True, peak=False, direct=True)
 
 GROUPED: dict[str, tuple[float, Variant]] = {
     "values weighed at once": (10.6579, Variant()),
-    "transposed first": (10.5204, TURNED),
+    "transposed first": (10.5204, TRANSPOSED_FIRST),
     "transposed first, scaled by exp": (9.6523, Variant(block=1, scaled=False)),
     "transposed first, sums divided": (8.6820, Variant(block=1, divided=False)),
     "scaled by exp, sums divided": (7.7904, Variant(block=1, scaled=False, divided=False)),

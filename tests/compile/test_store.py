@@ -252,7 +252,7 @@ def test_bad_manifests_in_ls(bundle: Path, store_of: str, tmp_path: Path, capsys
 
 
 def test_strange_and_full_places(bundle: Path, store_of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address, message in (("s3://", "name"), ("s3://bucket", "name"), ("gs://a/b", "neither"), ("alone", "name"),
+    for address, message in (("s3://", "name"), ("s3://bucket", "name"), ("gs://a/b", "neither"), ("bucket", "name"),
                           ("s3:/bucket/pair", "neither")):  # fmt: skip
         refused(partial(push, bundle, address), message)
     (tmp_path / "mine").mkdir()

@@ -134,7 +134,7 @@ CASES = {**{r: tuple(map(body, pair)) for r, pair in BODIES.items()}, **FILES}
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_rule_refuses_and_allows(rule: Rule, tmp_path: Path) -> None:
     # the file is parsed once per path
-    broken, remaining = tmp_path / "broken", tmp_path / "kept"
+    broken, remaining = tmp_path / "broken", tmp_path / "remaining"
     broken.mkdir()
     remaining.mkdir()
     for version in VERSIONS:

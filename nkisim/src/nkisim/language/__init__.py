@@ -3,12 +3,12 @@
 # ruff: noqa: F403
 import nkisim.language.elementwise as _elementwise
 from nkisim.isa.tokens import TOKENS as _TOKENS
+from nkisim.language.composites import *
 from nkisim.language.creation import *
 from nkisim.language.dtypes import *
 from nkisim.language.grids import *
 from nkisim.language.loops import *
 from nkisim.language.spmd import *
-from nkisim.language.whole import *
 from nkisim.memory.tensor import NkiTensor as NkiTensor
 from nkisim.objects import MemoryRegion as MemoryRegion
 from nkisim.objects import NKIObject as NKIObject
