@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from model.config import read_file, read_object
 from model.dtypes import BY_FLAG
 from model.errors import UserError, guarded
 from trnspec.bundle.manifest import FORMAT, MANIFEST
@@ -30,7 +31,7 @@ def find_bundle_arg(arguments: list[str]) -> Path | None:
         raise UserError(f"{model} is in S3; pull it first: python -m compile.store pull {model} FOLDER")
     # other tools write a file of this name
     manifest = Path(model) / MANIFEST
-    ours = model and manifest.is_file() and FORMAT.encode() in manifest.read_bytes()
+    ours = model and manifest.is_file() and FORMAT.encode() in guarded(lambda: read_file(manifest), str(manifest))
     return read_bundle(Path(model).resolve()).path if ours else None
 
 
@@ -70,10 +71,10 @@ def _fill(folder: Path, bundle: Bundle) -> None:
     _write(folder / "config.json", json.dumps(hf_config(bundle), indent=1).encode())
     # the checkpoint's sampling defaults; the bundle has the end ids of both of its configurations
     generation, eos = folder / "generation_config.json", list(bundle.spec.target_config.eos_token_ids)
-    defaults = json.loads(generation.read_bytes()) if "tokenizer/generation_config.json" in bundle.files else {}
+    defaults = read_object(generation) if "tokenizer/generation_config.json" in bundle.files else {}
     _write(generation, json.dumps(defaults | {"eos_token_id": eos or None}).encode())
     config, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    in_config = config.is_file() and "chat_template" in json.loads(config.read_bytes())
+    in_config = config.is_file() and "chat_template" in read_object(config)
     if not in_config and not template.is_file():
         _write(template, _PLAIN_CHAT.encode())
 

@@ -104,6 +104,14 @@ def test_vllm_gets_the_checkpoint_s_sampling_defaults_and_all_its_end_ids(
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == config_ends
 
 
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
+def test_a_configuration_that_is_no_object_is_a_sentence(bundle: Path, name: str) -> None:
+    read, content = read_bundle(bundle), {f"tokenizer/{name}": b"[]"}
+    made: Any = SimpleNamespace(manifest=read.manifest, files=content, read=content.__getitem__, spec=read.spec)
+    with pytest.raises(UserError, match=f"{name} is not a JSON object"):
+        model_folder(made)
+
+
 @pytest.mark.parametrize(("device", "refused"), [("CPU", True), ("cuda", False), (None, False)])
 def test_a_target_device_without_plugins_is_a_sentence(
     bundle: Path, device: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
