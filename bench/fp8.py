@@ -8,6 +8,7 @@ response come before the first that is not fp32's.
 from __future__ import annotations
 
 import gzip
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from model.cache import KEY_TILE, AttentionMetadata, Cache, cache_shape
 from model.config import load_config
 from model.context import Context
 from model.dtypes import BY_FLAG, BY_NAME
+from model.errors import command_line, run_cli
 from model.qwen3 import Qwen3
 from model.weights import RANK, decoder_weights
 from nki_kernels.limits import SPARE_PAGES
@@ -64,8 +66,10 @@ def generated(folder: Path, dtype: str, weights: str) -> tuple[list[list[int]], 
     return [output.ids for output in outputs], 1 + accepted / steps
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Print the table."""
+    about = "Compare fp32, bf16 and FP8 weights of the demo pair: logits, perplexity, tokens. Takes a minute."
+    command_line("bench.fp8", about, "").parse_args(arguments)
     rows, right = list[list[str]](), None
     with tempfile.TemporaryDirectory() as folder:
         for name, build in BUILDS.items():
@@ -84,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(lambda: main(sys.argv[1:]))

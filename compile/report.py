@@ -33,7 +33,8 @@ def hbm_text(plan: BundlePlan) -> str:
     """The same in GB, with the sum and what there is."""
     sizes = rank_bytes(plan)
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
-    return f"{sum(sizes.values()) / 1e9:.1f} of {CAPACITY / 1e9:.1f} GB: {parts} (code, rings, scratch, fixed: published figures)"
+    published = "code, rings, scratch, fixed: published figures"
+    return f"{sum(sizes.values()) / 1e9:.1f} of {CAPACITY / 1e9:.1f} GB: {parts} ({published})"
 
 
 def plan_as_json(plan: BundlePlan) -> dict[str, Any]:
