@@ -30,7 +30,7 @@ def rank_bytes(plan: BundlePlan) -> dict[str, int]:
 
 
 def hbm_text(plan: BundlePlan) -> str:
-    """The same in GB, with the sum and what there is."""
+    """The parts of `rank_bytes` in GB, their sum, and the capacity of a rank."""
     sizes = rank_bytes(plan)
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in sizes.items())
     published = "code, rings, scratch, fixed: published figures"

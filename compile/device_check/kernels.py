@@ -74,7 +74,7 @@ def _attention(ctx: Context, first: list[int], count: int) -> list[Tensor]:
 
 
 def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
-    """The same for the layers of a small model."""
+    """The layers of a small model on such rows: output and pools without the spare blocks."""
     model = Qwen3(_CONFIG, ctx)
     for seed, (name, weight) in enumerate(model.named_parameters()):
         if weight.is_floating_point():

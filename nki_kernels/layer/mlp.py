@@ -50,7 +50,7 @@ def swiglu(gated_RC, psum_RC, inv_rms_R1):
 
 
 def swiglu_transposed(gated_WR, gate, up, inv_rms_PR):
-    """The same of FP8 weights, for one group of W channels: gate and up are pairs of PSUM (W, R) and scales (W, 1)."""
+    """SwiGLU of one group of W channels of FP8 weights; gate and up are pairs of PSUM (W, R) and scales (W, 1)."""
     inv_rms_WR = inv_rms_PR[0 : gated_WR.shape[0], :]
     scaled = []
     for half in (gate, up):
@@ -129,7 +129,7 @@ class MLPHalf(nl.NKIObject):
             exchange(src, dst, MLP_PIPE, nisa.dma_engine.gpsimd_dma)
 
     def gate_and_up_tiles(self, rows, stream):
-        """The same of FP8 weights whose blocks are K tiles of down, which need no transpose."""
+        """gate_and_up of FP8 weights whose blocks are K tiles of down, so that the result needs no transpose."""
         first, last = self.gate_up.blocks
         gated_PTR = nl.ndarray((P, self.down.k_tiles, rows.scaled_PTR.shape[2]), dtype=rows.scaled_PTR.dtype)
         for block in range(first, last):
@@ -144,7 +144,7 @@ class MLPHalf(nl.NKIObject):
         return gated_PTR
 
     def gate_and_up_fp8(self, gated_RI, rows, stream):
-        """The same with the weights stationary, so that a channel's scale is one per partition.
+        """gate_and_up of FP8 weights: these are stationary, so that a channel's scale is one number per partition.
 
         A block is transposed after the next one's product: the Tensor Engine does not wait for SwiGLU.
         """

@@ -53,7 +53,7 @@ def project(out_RE, stream, weight, x_PTR):
 
 
 def project_fp8(out_RE, stream, weight, x_PTR):
-    """The same for FP8 weights, which are stationary: each block is scaled, rounded and transposed to rows.
+    """Store the product with FP8 weights, which are stationary: each block is scaled, rounded and transposed to rows.
 
     A block is transposed after the next one's product: the Tensor Engine does not wait for the rounding.
     """

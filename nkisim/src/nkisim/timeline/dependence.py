@@ -81,7 +81,7 @@ class Segment:
             self.readers[lane] = event
 
     def cut(self, start: int, stop: int) -> Segment:
-        """The same history for a part of the bytes."""
+        """A copy of this history, for a part of the bytes."""
         return Segment(start, stop, self.writer, dict(self.readers))
 
 

@@ -22,7 +22,7 @@ _FIXED = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
 
 def pipelined(program: Program, n: ResolvedSpec) -> Program:
-    """The same events with lanes in the order of a list schedule; the program itself if nothing moves."""
+    """The events with lanes in the order of a list schedule; the given program if nothing moves."""
     order = _ListSchedule(program, n)
     order.run()
     if order.queues == program.queues:
