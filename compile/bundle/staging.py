@@ -89,7 +89,7 @@ class Staging:
         self.made += 1
 
     def add(self, name: str, recipe: str, digest: str = "") -> File:
-        """Make a file, record its recipe, and return its entry in the manifest."""
+        """Give a file that was written its name, record it, and return its entry in the manifest."""
         self.settle(name)
         file = self.folder / name
         entry = File(recipe, digest or sha256_of(file), file.stat().st_size)
