@@ -140,7 +140,9 @@ def main(arguments: list[str]) -> None:
     does = "Run the checks of a first hour on a trn2 machine, from a checkout; docs/device.md explains each."
     parser = command_line("compile.device_check", does, "--nrtpy .venv-nrtpy/bin/python")
     parser.add_argument("--out", type=Path, default=Path("device_check"), help="folder of the report")
-    parser.add_argument("--only", nargs="*", choices=by_name, help="run these checks again; without one, list them")
+    parser.add_argument(
+        "--only", nargs="*", choices=by_name, metavar="CHECK", help="run these checks again; without one, list them"
+    )
     parser.add_argument("--nrtpy", metavar="PYTHON", default=sys.executable, help="the Python that has nrtpy")
     parser.add_argument("--in-this-process", choices=by_name, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
