@@ -22,11 +22,11 @@ class Rotary(nl.NKIObject):
 
 
 class HeadNorm(nl.NKIObject):
-    """One norm's weight folded into the tables, fp32 (D, 1, R): w cos, and for a dimension's partner w sin, negative
-    from the second half on.
+    """One norm's weight times `scale` folded into the tables, fp32 (D, 1, R): w cos, and for a dimension's partner
+    w sin, negative from the second half on.
     """
 
-    def __init__(self, weight_1D, rotary):
+    def __init__(self, weight_1D, rotary, scale=1.0):
         half, rows = P // 2, rotary.cos_DR.shape[1]
         weight_D1 = nl.ndarray((P, 1), dtype=nl.float32)
         psum_D1 = nl.ndarray((P, 1), dtype=weight_1D.dtype, buffer=nl.psum)
@@ -34,6 +34,8 @@ class HeadNorm(nl.NKIObject):
         nisa.tensor_copy(dst=weight_D1, src=psum_D1)
         self.cos_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
         self.sin_D1R = nl.ndarray((P, 1, rows), dtype=nl.float32)
+        if scale != 1.0:
+            nisa.tensor_scalar(dst=weight_D1, data=weight_D1, op0=nl.multiply, operand0=scale)
         nisa.tensor_scalar(dst=self.cos_D1R, data=rotary.cos_DR, op0=nl.multiply, operand0=weight_D1)
         nisa.tensor_scalar(dst=self.sin_D1R, data=rotary.sin_DR, op0=nl.multiply, operand0=weight_D1)
         second = self.sin_D1R[half:P]
