@@ -9,7 +9,7 @@ from nki_kernels.limits import CHUNK, ROWS, SPARE_PAGES, attention_limit_error
 from nki_kernels.tiles import BANK, P, absent
 
 FP32, FP8, INT32, FLOATS = ("float32",), ("float8_e4m3",), ("int32",), ("float32", "bfloat16")
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
 # the transposed rows of 128 x 8192 elements and their squares leave room in SBUF for the weight stream
 MAX_HIDDEN = 8192
 # ids and sums of ids stay exact in fp32
@@ -66,7 +66,7 @@ def check_floats(*arrays):
 def check_paged(k_pages, v_pages, block_table, dim, rows, unit=CHUNK):
     """G of the pools; refuse pools and a block table that do not serve `rows`, (B, H, N)."""
     batch, heads, count = rows
-    refuse(dim not in HEAD_DIMS, f"head dim D is {dim}, 64 and 128 are served: use the reference for this model")
+    refuse(dim not in HEAD_DIMS, f"head dim D is {dim}, 64, 128 and 256 are served: use the reference for this model")
     shape, other = check_rank("k_pages", k_pages, "pages, G, 128, D"), tuple(v_pages.shape)
     pages, kv_heads = shape[:2]
     refuse(

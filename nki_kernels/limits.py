@@ -8,6 +8,8 @@ SUM_ROWS = 32
 CANDIDATES = 32
 # keys between two updates of the running max: a block table covers full chunks
 CHUNK = 1024
+# bytes of the keys between two updates of the running max, for one head dimension: 4096 of bf16, 2048 of fp32
+GROUP_BYTES = 8192
 # entries of a launch's block table, B * S / 128: SBUF holds their page indices
 TABLE_ENTRIES = 16384
 # last pages of a pool, one for each core of a launch: rows without a page go there, and no block table names them

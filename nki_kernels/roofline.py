@@ -51,6 +51,11 @@ def prompt_product(rows: int, depth: int, features: int, itemsize: int, weight_i
     return Cost(moved, 2 * rows * depth * features)
 
 
+def prompt_qkv(rows: int, hidden: int, features: int, itemsize: int, weight_itemsize: int) -> Cost:
+    """The weight once, rows in and heads out; norms, angles and rotation are not counted."""
+    return prompt_product(rows, hidden, features, itemsize, weight_itemsize)
+
+
 def prompt_mlp(rows: int, hidden: int, inner: int, itemsize: int, weight_itemsize: int) -> Cost:
     """Gate, up and down once, rows in and out."""
     weights = 3 * hidden * inner

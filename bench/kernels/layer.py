@@ -19,6 +19,7 @@ from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp_kernel
 from nki_kernels.layer.pack_weights import BANK, FP8_COLUMNS, block_width, pack_head, pack_qkv
 from nki_kernels.layer.prompt_matmul import prompt_mlp_kernel, prompt_product_kernel
+from nki_kernels.layer.prompt_qkv import prompt_qkv_kernel
 from nki_kernels.roofline import AttentionDims
 
 BF16 = 2
@@ -166,7 +167,7 @@ LONG_ROWS = (Shard("8B", 1, 4, 8), Shard("32B", 4, 4, 8))
 
 
 def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
-    """Prefill's products of a shard's layer: the MLP half, QKV, the output projection."""
+    """Prefill's kernels of a shard's layer but attention: the MLP half, QKV, the output projection."""
     hidden, inner = shard.config.hidden_size, shard.config.intermediate_size // shard.tp
     d, name = attention_dims(shard), f"{shard.model}-tp{shard.tp}-C{rows}" + "-fp8" * shard.fp8
     width, heads = (d.heads + 2 * d.kv_heads) * d.dim, d.heads * d.dim
@@ -175,17 +176,19 @@ def prompt_cases(shard: Shard, rows: int, lnc: int = 1) -> tuple[Case, ...]:
     def qkv() -> tuple[Any, ...]:
         q, k = (normal((of * d.dim, hidden), BF16) for of in (d.heads, d.kv_heads))
         weights, scales = in_dtype(shard, pack_qkv(q, k, k, d.dim, shard.columns))
-        return normal((rows, hidden), BF16), *weights, *((0, *scales) if scales else ())
+        norms = normal((hidden,), BF16), normal((d.dim,), BF16), normal((d.dim,), BF16)
+        angles = rope_tables(np.arange(rows, dtype=np.int32)[None], d.dim)
+        return normal((rows, hidden), BF16), *norms, *weights, *angles, d.kv_heads, EPS, *scales
 
     def out() -> tuple[Any, ...]:
         weights, scales = in_dtype(shard, packed(heads, hidden, 1, shard.columns))
         return normal((rows, heads), BF16), *weights, *((0, *scales) if scales else ())
 
-    product, sizes = partial(partial, roofline.prompt_product, rows), (BF16, shard.weight_itemsize)
+    product, sizes = partial(partial, roofline.prompt_product, rows, heads, hidden), (BF16, shard.weight_itemsize)
     return (
         Case(name, prompt_mlp_kernel, mlp, partial(roofline.prompt_mlp, rows, hidden, inner, *sizes), lnc),
-        Case(f"{name}-qkv", prompt_product_kernel, qkv, product(hidden, width, *sizes), lnc),
-        Case(f"{name}-out", prompt_product_kernel, out, product(heads, hidden, *sizes), lnc),
+        Case(name, prompt_qkv_kernel, qkv, partial(roofline.prompt_qkv, rows, hidden, width, *sizes), lnc),
+        Case(f"{name}-out", prompt_product_kernel, out, product(*sizes), lnc),
     )
 
 
@@ -201,8 +204,7 @@ def head_case(rows: int, hidden: int, ids: int, lnc: int = 2) -> Case:
 
 PROMPT_PRODUCTS = (
     *(head_case(*sizes) for sizes in ((32, 5120, 4748), (4, 2048, 4748))),
-    *(case for rows in CHUNKS for case in prompt_cases(TARGET, rows)),
-    *prompt_cases(TARGET, 2048, lnc=2),
+    *(case for lnc in (1, 2) for rows in CHUNKS for case in prompt_cases(TARGET, rows, lnc)),
     *(case for shard in LONG_ROWS for rows in (128, 2048) for case in prompt_cases(shard, rows)),
     *(case for shard in LONG_ROWS for case in prompt_cases(shard, 2048, lnc=2)),
 )

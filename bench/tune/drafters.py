@@ -166,7 +166,7 @@ def _dflash_us(setup: Setup, k: int, end: str, markov: bool) -> float:
     def us(batch: int, rows: int) -> float:
         shard = Shard(DFLASH, setup.tp, batch, rows)
         qkv, out = prompt_cases(shard, shard.rows, lnc)[1:]
-        # the block's launches, with a core barrier and an all-reduce after each half, and the context's QKV product
+        # the block's launches, with a core barrier and an all-reduce after each half; the context's product takes less
         launches = (qkv, block_case(shard, lnc), out, mlp_case(shard, lnc), qkv)
         layer = sum(passes.kernel_us(case, end) for case in launches)
         layer += 2 * passes.CHIPS[end].core_barrier_ns.value / 1e3 * (lnc > 1)

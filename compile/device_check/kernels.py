@@ -73,15 +73,30 @@ def _attention(ctx: Context, first: list[int], count: int) -> list[Tensor]:
     return [out, *(pool[:-SPARE_PAGES] for pool in cache)]
 
 
-def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
-    """The layers of a small model on such rows: output and pools without the spare blocks."""
+def _model(ctx: Context) -> Qwen3:
+    """A small model."""
     model = Qwen3(_CONFIG, ctx)
     for seed, (name, weight) in enumerate(model.named_parameters()):
         if weight.is_floating_point():
             weight.data = torch.ones(weight.shape) if "norm" in name else _normal(seed, *weight.shape, size=0.06)
+    return ctx.fuse(model)
+
+
+def _layers(ctx: Context, first: list[int], count: int) -> list[Tensor]:
+    """The layers of a small model on such rows: output and pools without the spare blocks."""
     ids = (torch.arange(len(first) * count) % _CONFIG.vocab_size).int().reshape(len(first), count)
-    x_BNE, caches, _ = ctx.fuse(model).hidden(ids, _caches(1, 128, 3), _rows(first, count))
+    x_BNE, caches, _ = _model(ctx).hidden(ids, _caches(1, 128, 3), _rows(first, count))
     return [x_BNE, *(pool[:-SPARE_PAGES] for cache in caches for pool in cache)]
+
+
+def _routes(ctx: Context) -> list[Tensor]:
+    """1 for a tensor in which two rows of a prompt have other bits from a step than from prefill."""
+    model, ids, rows = _model(ctx), (torch.arange(KEY_TILE) % _CONFIG.vocab_size).int()[None], slice(100, 102)
+    prompt, caches, _ = model.hidden(ids, _caches(1, 128, 3), _rows([50], KEY_TILE))
+    step, again, _ = model.hidden(ids[:, rows], caches, _rows([150], 2))
+    pools = (pair for caches in zip(caches, again, strict=True) for pair in zip(*caches, strict=True))
+    # torch promises no order of sums
+    return [((a != b).any() & ctx.sharded).int() for a, b in ((prompt[:, rows], step), *pools)]
 
 
 def _idle_slots(ctx: Context) -> list[Tensor]:
@@ -115,6 +130,7 @@ CASES: dict[str, Callable[[Context], list[Tensor]]] = {
     "append_rows, prompt_attention": partial(_attention, first=[50], count=256),
     "decode_attention, decode_mlp": partial(_layers, first=[30, 177], count=2),
     "decode_layers": partial(_layers, first=[30, 177], count=2),
-    "prompt_product, prompt_mlp": partial(_layers, first=[50], count=256),
+    "prompt_qkv, prompt_product, prompt_mlp": partial(_layers, first=[50], count=256),
     "idle slots: verify_attention, decode_layers": _idle_slots,
+    "bits of a position: prompt_qkv, prompt_attention, decode_layers": _routes,
 }

@@ -32,7 +32,7 @@ from trnspec.runtime.ranks import Ranks
 # cases of bench.kernels without caches: filters, sampling, decode weights, a prompt's product
 TIMED = (
     "weights_above_kernel/R32-V4748-fp32-lnc2", "coupled_sample_kernel/R32-V4748-fp32-lnc2",
-    "decode_mlp_kernel/32B-tp32-B4-N8-lnc2", "prompt_product_kernel/32B-tp32-C2048-qkv-lnc2",
+    "decode_mlp_kernel/32B-tp32-B4-N8-lnc2", "prompt_qkv_kernel/32B-tp32-C2048-lnc2",
 )  # fmt: skip
 _COLLECTIVE, _OPS = "sum_over_ranks", TracedOps(2, "all_gather")
 

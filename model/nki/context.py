@@ -63,7 +63,7 @@ class NkiContext(Context):
         return Packing(tables[0] if attention else {}, tables[1] if mlp else {}, head, fp8)
 
     def fuse(self, model: M) -> M:
-        return fuse(super().fuse(model), self, self.run, 1 if LAYERS in self.without else self.layers)
+        return fuse(super().fuse(model), self, (self.run, self.attend), 1 if LAYERS in self.without else self.layers)
 
     def run(
         self, kernel: str, arguments: tuple[Argument, ...], *results: Result, changed: tuple[int, ...] = ()
@@ -77,6 +77,13 @@ class NkiContext(Context):
     def attention(
         self, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata
     ) -> tuple[Tensor, Cache]:
+        # the kernels apply no scale; exact for head dims 64 and 256
+        return self.attend(q_BHND * q_BHND.shape[-1] ** -0.5, k_BGND, v_BGND, cache, meta)
+
+    def attend(
+        self, q_BHND: Tensor, k_BGND: Tensor, v_BGND: Tensor, cache: Cache, meta: AttentionMetadata
+    ) -> tuple[Tensor, Cache]:
+        """`attention` of queries that have the factor 1 / sqrt(D)."""
         result, positions_BN = like(q_BHND), meta.positions_BN
         first_BN, count = positions_BN[:, :1], q_BHND.shape[2]
         # prefill rows are tiled; the rows of a step are on the partitions all at once

@@ -40,17 +40,20 @@ PACKED_MLP_FP8: Packed = {
 _CACHES = (8, 9)
 # (kernel, arguments, *results) -> tensors; see `NkiContext.run`
 Run = Callable[..., tuple[Tensor, ...]]
+# `NkiContext.attend`
+Attend = Callable[[Tensor, Tensor, Tensor, Cache, AttentionMetadata], tuple[Tensor, Cache]]
 
 
-def fuse(model: M, ctx: Context, run: Run, max_layers: int) -> M:
+def fuse(model: M, ctx: Context, backend: tuple[Run, Attend], max_layers: int) -> M:
     """Replaces the modules that the kernels support by fused ones; a launch has at most `max_layers` layers."""
+    run, _ = backend
     layers: Any = model.layers
     config: Any = model.config
     packing = ctx.packing(config)
     for layer in layers:
         if packing.attention and type(layer.self_attn) is Attention:
             layer.input_layernorm = DeferredNorm(layer.input_layernorm)
-            layer.self_attn = PackedAttention(layer.self_attn, layer.input_layernorm, packing.attention, run)
+            layer.self_attn = PackedAttention(layer.self_attn, layer.input_layernorm, packing.attention, backend)
         if packing.mlp:
             layer.post_attention_layernorm = DeferredNorm(layer.post_attention_layernorm)
             layer.mlp = PackedMLP(layer.mlp, layer.post_attention_layernorm, packing.mlp, (ctx.ops, run))
@@ -71,28 +74,34 @@ class DeferredNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         return x
 
-    def normed(self, x: Tensor) -> Tensor:
-        """RMSNorm, for paths without the kernel."""
-        return super().forward(x)
-
 
 class PackedAttention(Attention):
-    """Attention with packed projections: one fused kernel, including the norm, if it supports the rows (`fits`)."""
+    """Attention with packed projections: one fused kernel, including the norm, if it supports the rows (`fits`).
+
+    Others take three launches: queries, keys and values of un-normed rows, attention, the output projection.
+    """
 
     qkv_packed: nn.Parameter
     out_packed: nn.Parameter
 
-    def __init__(self, attention: Attention, norm: DeferredNorm, table: Packed, run: Run) -> None:
+    def __init__(self, attention: Attention, norm: DeferredNorm, table: Packed, backend: tuple[Run, Attend]) -> None:
         nn.Module.__init__(self)
+        self.ctx, self.head_dim, (self.run, self.attend) = attention.ctx, attention.head_dim, backend
         # in a tuple, so that torch does not register the norm as a child
-        self.ctx, self.head_dim, self.run, self.norm = attention.ctx, attention.head_dim, run, (norm,)
+        self.norm = (norm,)
         self.kv_features = len(attention.k_proj.weight)
         pack_projections(self, attention, table, self.head_dim)
 
     def qkv(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        vkq, kv = self.product(x_BNE, "qkv_packed"), self.kv_features
-        v, k, q = (self.split_heads(x) for x in (vkq[..., :kv], vkq[..., kv : 2 * kv], vkq[..., 2 * kv :]))
-        return apply_rope(self.q_norm(q), rope), apply_rope(self.k_norm(k), rope), v
+        """Queries, times 1 / sqrt(D), keys and values of rows before the norm."""
+        (norm,), (batch, count, _), packed, x_RE = self.norm, x_BNE.shape, self.qkv_packed, x_BNE.flatten(0, 1)
+        kv_heads = self.kv_features // self.head_dim
+        heads = packed.shape[0] * packed.shape[2] // self.head_dim - 2 * kv_heads
+        norms = (norm.weight, self.k_norm.weight, self.q_norm.weight)
+        arguments = (x_RE, *norms, packed, *rope, kv_heads, norm.eps, *scales_of(self, "qkv_packed"))
+        q, kv = (like(x_RE)._replace(shape=(batch, n, count, self.head_dim)) for n in (heads, kv_heads))
+        q_BHND, k_BGND, v_BGND = self.run("prompt_qkv", arguments, q, kv, kv)
+        return q_BHND, k_BGND, v_BGND
 
     def key_value(self, x_BNE: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         kv = self.kv_features
@@ -110,7 +119,7 @@ class PackedAttention(Attention):
             scaled = (*arguments, scales) if scales else arguments
             part, keys, values = self.run("decode_attention", scaled, like(x_RE), changed=(8, 9))
             return self.ctx.ops.all_reduce(part.reshape(x_BNE.shape)), Cache(keys, values)
-        out_BHND, cache = self.ctx.attention(*self.qkv(norm.normed(x_BNE), rope), cache, meta)
+        out_BHND, cache = self.attend(*self.qkv(x_BNE, rope), cache, meta)
         # the packed weight's input features are in the order D, H
         out_BNF = out_BHND.permute(0, 2, 3, 1).flatten(2)
         return self.ctx.ops.all_reduce(self.product(out_BNF, "out_packed")), cache

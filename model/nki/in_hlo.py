@@ -18,7 +18,7 @@ from model.sampling import ShardArgmax
 
 _LOWEST = torch.finfo(torch.float32).min
 # the kernels that require packed attention weights, and those that require packed MLP weights
-ATTENTION_KERNELS, MLP_KERNELS = {"decode_attention", "prompt_product"}, {"decode_mlp", "prompt_mlp"}
+ATTENTION_KERNELS, MLP_KERNELS = {"decode_attention", "prompt_product", "prompt_qkv"}, {"decode_mlp", "prompt_mlp"}
 
 
 def verify_attention(
@@ -44,10 +44,10 @@ def prompt_attention(
 
 
 def _attend(q_BHND: Tensor, k_PGKD: Tensor, v_PGKD: Tensor, last_BN: Tensor, table_BL: Tensor) -> Tensor:
-    """(B, H, N, D) attention over the positions up to `last_BN`: gathers the blocks, softmax over all at once."""
+    """(B, H, N, D) attention, unscaled, over the positions up to `last_BN`: gathers the blocks, softmax at once."""
     k_BGSD, v_BGSD = (pool[table_BL].transpose(1, 2).flatten(2, 3).float() for pool in (k_PGKD, v_PGKD))
     q_BGHND = q_BHND.float().unflatten(1, (k_BGSD.shape[1], -1))
-    s_BGHNS = torch.einsum("bghnd,bgsd->bghns", q_BGHND * q_BHND.shape[-1] ** -0.5, k_BGSD)
+    s_BGHNS = torch.einsum("bghnd,bgsd->bghns", q_BGHND, k_BGSD)
     visible_BNS = iota(k_BGSD.shape[2], last_BN) <= last_BN[..., None]
     p_BGHNS = torch.where(visible_BNS[:, None, None], s_BGHNS, float("-inf")).softmax(-1)
     return torch.einsum("bghns,bgsd->bghnd", p_BGHNS, v_BGSD).flatten(1, 2).to(q_BHND.dtype)

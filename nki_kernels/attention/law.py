@@ -12,8 +12,8 @@ Array = NDArray[np.float64]
 
 
 def softmax_attention(q: Array, keys: Array, values: Array) -> Array:
-    """Attention (D,) of one query (D,) over keys and values (S, D)."""
-    scores = keys @ q / np.sqrt(len(q))
+    """Attention (D,) of one query (D,), times 1 / sqrt(D), over keys and values (S, D)."""
+    scores = keys @ q
     weights = np.exp(scores - scores.max())
     out: Array = weights @ values / weights.sum()
     return out

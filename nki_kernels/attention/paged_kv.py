@@ -13,10 +13,14 @@ import nki.language as nl
 
 from nki_kernels.tiles import P, absent, affine_iota, dma_static, this_core
 
-# positions of a page: a key tile, with one key on each partition
+# positions of a page, as many as a key tile has keys
 PAGE = P
 # consecutive positions on a partition: a gather moves rows of RUN * D elements
 RUN = 8
+# consecutive positions on a partition that are in different key tiles, in decode and in prefill: values are gathered in
+# these runs. Runs of 8 would give key columns a stride of 16 bytes, which load into the PE array at half rate
+TILE_RUN = 4
+HALVES = RUN // TILE_RUN
 
 
 class PageIndex(nl.NKIObject):

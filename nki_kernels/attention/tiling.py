@@ -1,7 +1,7 @@
 """The tiling of verification and decode attention: groups of rows, packs of groups, the rows' limits.
 
-The (H / G) * N rows of one (sequence, kv head) group are adjacent; a pack of groups fills the partitions. R are the
-rows of a pack.
+The (H / G) * N rows of one (sequence, kv head) group are adjacent; a pack of groups shares the engines. R are the rows
+of a pack.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.attention.state import Chunk, Pack
 from nki_kernels.limits import CHUNK
 from nki_kernels.tiles import BANK, P, absent, core_slice, dma_static
 
@@ -25,6 +24,15 @@ class Tiling(nl.NKIObject):
     length: int
     dim: int
     pack: int
+
+
+class Pack(nl.NKIObject):
+    """`count` groups from `group` on, and the last position that each of their rows attends, fp32 (R, 1)."""
+
+    def __init__(self, group, count, limit_R1):
+        self.group = group
+        self.count = count
+        self.limit_R1 = limit_R1
 
 
 def tiling(shape, kv_heads, length):
@@ -50,34 +58,33 @@ def groups_of_core(t):
     return core_slice(t.groups, unit)
 
 
-def chunks_of(t, first, last):
-    """Every chunk of every pack of the groups `first` to `last`, in order."""
-    chunks = []
-    for group in range(first, last, t.pack):
-        pack = Pack(group, min(t.pack, last - group))
-        for index in range(t.length // CHUNK):
-            chunks.append(Chunk(pack, index, t.length))
-    return chunks
+def packs_of(t, groups, positions_BN, limit_B1):
+    """The packs of groups[0] to groups[1]; `limit_B1` is the operand of block drafts or None."""
+    packs = []
+    for group in range(groups[0], groups[1], t.pack):
+        count = min(t.pack, groups[1] - group)
+        packs.append(Pack(group, count, row_limits(positions_BN, limit_B1, t, (group, count))))
+    return packs
 
 
 def load_per_row(table, t, pack, each_row):
     """int32 (R, 1) of a (B, N) table in HBM: with `each_row` each row's entry, else the first of its sequence."""
-    kv, width, rows = t.kv_heads, table.shape[1], pack.count * t.queries
-    sequences, heads = 1, pack.count
-    if pack.count >= kv:
-        sequences, heads = pack.count // kv, kv
+    kv, width, group, count = t.kv_heads, table.shape[1], pack[0], pack[1]
+    sequences, heads = 1, count
+    if count >= kv:
+        sequences, heads = count // kv, kv
     fastest, repeats, step = 1, t.queries, 0
     if each_row:
         fastest, repeats, step = t.candidates, t.queries // t.candidates, 1
-    entries_R1 = nl.ndarray((rows, 1), dtype=nl.int32)
+    entries_R1 = nl.ndarray((count * t.queries, 1), dtype=nl.int32)
     pattern = [[width, sequences], [0, heads * repeats], [step, fastest], [1, 1]]
-    dma_static(entries_R1, table.ap(pattern, offset=pack.group // kv * width))
+    dma_static(entries_R1, table.ap(pattern, offset=group // kv * width))
     return entries_R1
 
 
 def row_limits(positions_BN, limit_B1, t, pack):
-    """The last position that each row attends, fp32 (R, 1): its own, or the sequence's limit."""
-    limit_R1 = nl.ndarray((pack.count * t.queries, 1), dtype=nl.float32)
+    """The last position that each row of a pack, (group, count), attends, fp32 (R, 1): its own, or its sequence's."""
+    limit_R1 = nl.ndarray((pack[1] * t.queries, 1), dtype=nl.float32)
     if absent(limit_B1):
         nisa.tensor_copy(dst=limit_R1, src=load_per_row(positions_BN, t, pack, True))
     else:

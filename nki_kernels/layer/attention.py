@@ -1,12 +1,13 @@
 """The attention half of a decoder layer for few rows: RMSNorm, QKV, qk-norm, RoPE, cache, attention, output projection.
 
-out[r] = concat_h softmax(q_h[r] K^T / sqrt(D)) V  Wo,  [v k q][r] = n[r] W,  n[r] = gamma x[r] / rms(x[r])
-q and k are normalized per head over D, then rotated by their position; k and v are written to the cache first
+out[r] = concat_h softmax(q_h[r] K^T) V  Wo,  [v k q][r] = n[r] W,  n[r] = gamma x[r] / rms(x[r])
+q and k are normalized per head over D, then rotated by their position; q's norm has the factor 1 / sqrt(D); k and v are
+written to the cache first
 
 B sequences of N rows, R = B * N <= 128, E hidden, H query and G kv heads of D = 128, S positions. Row n of sequence b
 is at positions[b, 0] + n and attends positions up to its own. out is the rank's partial sum, which the graph
-all-reduces and adds to x. A row's bits depend on its position and cache only; they agree with verify_attention's within
-rounding.
+all-reduces and adds to x. A row's bits depend on its position and cache only; those of attention are
+verify_attention's.
 
 Layouts: x and out (R, E), gamma (E,), k_norm and q_norm (D,), weights of pack_qkv (heads in the order v, k, q) and
 pack_out, cos and sin (B, N, D / 2) fp32, pools (pages, G, 128, D), positions (B, N) and block_table (B, S / 128) int32,
@@ -21,8 +22,9 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.attention.kv_chunks import KVChunks
+from nki_kernels.attention.kv_stationary_attention import attend, begin, begin_pack
 from nki_kernels.checks import (
-    FP32,
     INT32,
     check,
     check_floats,
@@ -36,12 +38,12 @@ from nki_kernels.checks import (
 )
 from nki_kernels.layer.channel_scale import channel_groups, scale_of
 from nki_kernels.layer.core_split import CoreExchange, CoreSplit
-from nki_kernels.layer.kv_stationary_attention import attend, begin, begin_pack
-from nki_kernels.layer.layer_kv import AttentionPlan, LayerKV
+from nki_kernels.layer.layer_kv import AttentionPlan, NewRows
 from nki_kernels.layer.projections import project
-from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm, norm_and_rotate, rows_of_heads
+from nki_kernels.layer.qk_norm_rope import HeadNorm, Rotary, load_norm
+from nki_kernels.layer.qkv_heads import QKVHeads, check_heads
 from nki_kernels.layer.rmsnorm_rows import ResidualRows, load_gamma, rmsnorm, row_splits
-from nki_kernels.layer.weight_stream import PackedWeight, WeightStationary, WeightStream, accumulate
+from nki_kernels.layer.weight_stream import PackedWeight, WeightStream
 from nki_kernels.limits import CANDIDATES
 from nki_kernels.tiles import P, preload_act_table
 
@@ -82,15 +84,17 @@ class AttentionHalf(nl.NKIObject):
     def __init__(self, sequences, weights, norms_1D, pools, rotary):
         self.qkv = weights[0]
         self.out = weights[1]
-        self.rotary = rotary
         self.exchange = CoreExchange(sequences.split, sequences.shape, sequences.kv_heads, pools[0].dtype)
-        self.k_norm = HeadNorm(norms_1D[0], rotary)
-        self.q_norm = HeadNorm(norms_1D[1], rotary)
+        # scores need no other scale
+        norms = (HeadNorm(norms_1D[0], rotary), HeadNorm(norms_1D[1], rotary, P**-0.5))
+        self.heads = QKVHeads(self.qkv, P, sequences.kv_heads, norms, rotary)
+        self.plan = sequences.plan
         # None on a core that attends no sequence
         self.kv = None
         self.attends = sequences.split.count > 0
         if self.attends:
-            self.kv = LayerKV(pools, sequences.plan)
+            # margins for new keys that are outside of a chunk
+            self.kv = KVChunks(pools, sequences.plan.paged, sequences.shape[2])
 
     def prefetch_keys(self, ahead=0):
         """Gather the keys of the first chunk, and of more up to `ahead` bytes per partition."""
@@ -110,15 +114,19 @@ class AttentionHalf(nl.NKIObject):
             begin_pack(kv.chunks[0])
         self.project_heads(rows, qkv_stream)
         if self.attends:
-            begin(kv.chunks[0], None)
+            begin(kv.chunks[0])
             kv.transpose_keys(1)
         exchange.exchange_heads()
         if self.attends:
             heads = exchange.kv_heads
             out_stream.prefetch()
-            kv.append(kv.kv.values, rows_of_heads(exchange.attended_heads(0, heads)))
-            kv.set_new_keys(exchange.by_group(heads, 1), exchange.attended_heads(heads, heads))
-            attend(kv, exchange.by_group(2 * heads, exchange.q_heads_per_kv), exchange.attended())
+            keys_DGBN, values_DGBN = exchange.attended_heads(heads, heads), exchange.attended_heads(0, heads)
+            new = NewRows(self.plan, exchange.by_group(heads, 1), keys_DGBN, values_DGBN)
+            new.append_values(kv.kv.values)
+            queries, out = [], HeadsOut(exchange.attended(), kv.plan)
+            for q_DHN in exchange.by_group(2 * heads, exchange.q_heads_per_kv):
+                queries.append([q_DHN])
+            attend(kv, queries, new, out)
         attended_DHR, first = exchange.gather_attended(), exchange.split.attended[0] * exchange.candidates
         if exchange.split.splits_output:
             first = 0
@@ -134,45 +142,32 @@ class AttentionHalf(nl.NKIObject):
     def project_heads(self, rows, stream):
         """Compute this core's blocks of heads: v times 1 / rms; k and q, normalized and rotated."""
         dim, heads, batch, candidates = self.exchange.heads_DHBN.shape
-        heads_DHR = self.exchange.heads_DHBN.reshape((dim, heads, batch * candidates))
-        kv_heads, width = self.exchange.kv_heads, self.qkv.columns // dim
+        heads_DHR, per_block = self.exchange.heads_DHBN.reshape((dim, heads, batch * candidates)), self.heads.per_block
         for block in range(self.qkv.blocks[0], self.qkv.blocks[1]):
-            product, head = WeightStationary(rows.scaled_PTR, dim, width, False), block * width
-            accumulate(stream, self.qkv, [product])
-            values, normed, scales = min(max(kv_heads - head, 0), width), [], []
-            for i in range(width):
-                psum_DR, target = product.psum[i][:, 0, :], heads_DHR[:, head + i, :]
-                if i < values:
-                    inv_rms_PR = rows.inv_rms_all_partitions()
-                    self.store_values(target, psum_DR, inv_rms_PR, block, i)
-                else:
-                    normed.append(psum_DR)
-                    if self.qkv.is_fp8():
-                        scales.append(self.qkv.channels.of_group(block, i))
-            if values < width:
-                spans = self.spans(head + values, head + width, heads_DHR)
-                norm_and_rotate(normed, scales, spans, self.rotary, rows.eps_scaled())
+            self.heads.project(block, rows, stream, heads_DHR[:, block * per_block : (block + 1) * per_block, :])
 
-    def store_values(self, target, psum_DR, inv_rms_PR, block, i):
-        """Values of head `i` of a block: the product, times its scale if any, times 1 / rms."""
-        if self.qkv.is_fp8():
-            scale_D1 = self.qkv.channels.of_group(block, i)
-            nisa.scalar_tensor_tensor(
-                dst=target, data=psum_DR, op0=nl.multiply, operand0=scale_D1, op1=nl.multiply, operand1=inv_rms_PR
+
+class HeadsOut(nl.NKIObject):
+    """Where attention stores the output of each pack: (D, H, B, N) of the sequences of this core."""
+
+    def __init__(self, attended_DHBN, plan):
+        self.attended_DHBN = attended_DHBN
+        self.plan = plan
+
+    def store(self, pack, values_DR, inverse_PR):
+        """Normalize the output of a pack's groups, and store it at their heads."""
+        t = self.plan.t
+        heads = t.queries // t.candidates
+        shape = (t.dim, heads, t.candidates)
+        for i in range(pack.count):
+            group, rows = pack.group + i - self.plan.group, slice(i * t.queries, (i + 1) * t.queries)
+            sequence, head = group // t.kv_heads, group % t.kv_heads * heads
+            nisa.tensor_tensor(
+                dst=self.attended_DHBN[:, head : head + heads, sequence, :],
+                data1=values_DR[0][:, rows].reshape(shape),
+                data2=inverse_PR[:, rows].reshape(shape),
+                op=nl.multiply,
             )
-        else:
-            nisa.tensor_tensor(dst=target, data1=psum_DR, data2=inv_rms_PR, op=nl.multiply)
-
-    def spans(self, first, last, heads_DHR):
-        """The spans of norm_and_rotate for the heads `first` to `last`: k heads, q heads."""
-        middle, spans = 2 * self.exchange.kv_heads, []
-        if first < middle:
-            stop = min(last, middle)
-            spans.append((0, stop - first, self.k_norm, heads_DHR[:, first:stop, :]))
-        if last > middle:
-            start = max(middle, first)
-            spans.append((start - first, last - first, self.q_norm, heads_DHR[:, start:last, :]))
-        return spans
 
 
 @nki.jit
@@ -206,15 +201,8 @@ def check_operands(
     batch, count = check_rank("positions", positions, "B, N")
     refuse(dim != P, f"head dim D is {dim}, the fused kernel serves {P}: use verify_attention for this model")
     refuse(not 1 <= count <= CANDIDATES, f"N is {count} rows per sequence, 1 to {CANDIDATES} are served: lower k")
-    for name, norm in (("k_norm", k_norm), ("q_norm", q_norm)):
-        check(name, norm, (dim,), remedy="pass one weight per head dimension")
     rows, hidden = x.shape
-    check_packed("qkv", qkv, hidden, None, "pack_qkv")
-    heads = qkv.shape[0] * qkv.shape[2] // dim - 2 * kv_heads
-    refuse(
-        heads < 1 or heads % kv_heads > 0 or qkv.shape[2] % dim > 0,
-        f"qkv is {tuple(qkv.shape)} for {kv_heads} kv heads of {dim}: make it with pack_qkv",
-    )
+    heads = check_heads(hidden, kv_heads, (k_norm, q_norm), qkv, (cos, sin), (batch, count))
     check_packed("out_weight", out_weight, heads * dim, hidden, "pack_out")
     check_paged(k_pages, v_pages, block_table, dim, (batch, heads, count))
     check("positions", positions, (batch, rows // batch), INT32, "pass the position of each row of x")
@@ -222,8 +210,6 @@ def check_operands(
     refuse(not consecutive, "positions of a sequence are not consecutive: pass the rows of one pass")
     check_floats(x, gamma, k_norm, q_norm, k_pages, v_pages)
     check_weights(x, ("qkv", "out_weight"), (qkv, out_weight), scales)
-    for name, table in (("cos", cos), ("sin", sin)):
-        check(name, table, (batch, count, dim // 2), FP32, "make it with law.rope_tables")
 
 
 decode_attention = launcher(decode_attention_kernel, check_operands)

@@ -33,8 +33,14 @@ class ChannelScale(nl.NKIObject):
         self.first = blocks[0]
         columns, count = scale.shape[2], blocks[1] - blocks[0]
         self.shape = (columns // groups, groups, count)
-        self.rows_BC = nl.ndarray((count, columns), dtype=nl.float32)
-        dma_static(self.rows_BC, scale.ap([[columns, count], [1, columns]], offset=self.first * columns))
+        # up to 128 blocks each, fp32 (blocks, C)
+        self.rows = []
+        for start in range(0, count, P):
+            rows_BC = nl.ndarray((min(P, count - start), columns), dtype=nl.float32)
+            dma_static(
+                rows_BC, scale.ap([[columns, rows_BC.shape[0]], [1, columns]], offset=(self.first + start) * columns)
+            )
+            self.rows.append(rows_BC)
         # transpose: fp32 (W, groups, blocks)
         self.scale_WJB = None
 
@@ -44,7 +50,10 @@ class ChannelScale(nl.NKIObject):
         self.scale_WJB = nl.ndarray(self.shape, dtype=nl.float32)
         for j in range(groups):
             psum_WB = nl.ndarray((width, count), dtype=nl.float32, buffer=nl.psum)
-            nisa.nc_transpose(dst=psum_WB, data=self.rows_BC[:, j * width : (j + 1) * width])
+            for i in range(len(self.rows)):
+                rows_BC = self.rows[i]
+                part_WB = psum_WB[:, i * P : i * P + rows_BC.shape[0]]
+                nisa.nc_transpose(dst=part_WB, data=rows_BC[:, j * width : (j + 1) * width])
             nisa.tensor_copy(dst=self.scale_WJB[:, j, :], src=psum_WB)
 
     def of_group(self, block, j):

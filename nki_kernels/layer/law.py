@@ -51,5 +51,5 @@ def decode_attention(
     normed, dim = rms_norm(x, norms[0]), norms[1].shape[0]
     q, k, v = ((normed @ w.T).reshape(*x.shape[:2], -1, dim).swapaxes(1, 2) for w in weights[:3])
     k, q = rotate(rms_norm(k, norms[1]), *angles), rotate(rms_norm(q, norms[2]), *angles)
-    out = verify_attention(q, (k, v), cache, positions)
+    out = verify_attention(q * dim**-0.5, (k, v), cache, positions)
     return out.swapaxes(1, 2).reshape(*x.shape[:2], -1) @ weights[3].T

@@ -22,7 +22,8 @@ import nki.language as nl
 from nki_kernels.checks import check_mlp, check_packed, check_rank, check_weights, dtype_of, launcher, refuse
 from nki_kernels.layer.channel_scale import load_scale_rows, scale_of, scaled
 from nki_kernels.layer.mlp import swiglu
-from nki_kernels.layer.rmsnorm_rows import RMSNormRows, load_gamma, row_splits
+from nki_kernels.layer.prompt_rows import groups_of
+from nki_kernels.layer.rmsnorm_rows import load_gamma, row_splits
 from nki_kernels.layer.weight_stream import (
     PackedWeight,
     WeightStream,
@@ -34,80 +35,10 @@ from nki_kernels.layer.weight_stream import (
     transpose_rows,
 )
 from nki_kernels.limits import PROMPT_DEPTH, PROMPT_INNER
-from nki_kernels.tiles import P, absent, core_slice, dma_static, itemsize, preload_act_table, transpose_on_pe
+from nki_kernels.tiles import P, absent, core_slice, dma_static, preload_act_table
 
-# row tiles per weight pass: min(GROUP, what fits TRANSPOSED_BYTES, what fits GROUP_BYTES together with the MLP's
-# intermediate rows), at least 1
-GROUP, TRANSPOSED_BYTES, GROUP_BYTES = 4, 40960, 98304
 # up to this many K tiles SBUF holds a full block; a deeper block is used tile by tile
 DEEP = 40
-
-
-class RowTile(nl.NKIObject):
-    """Rows `first` to `last` of x, up to 128; with gamma (128, T) under RMSNorm."""
-
-    def __init__(self, x, first, last, gamma_PT):
-        self.x = x
-        self.first = first
-        self.rows = last - first
-        self.gamma_PT = gamma_PT
-        # prefetch: (R, E)
-        self.rows_RE = None
-        # transpose: (128, T, R), times gamma if there is one
-        self.x_PTR = None
-        self.squares_PR = None
-        # prompt_mlp_kernel: RMSNormRows, and silu(g) u, (R, I)
-        self.normed = None
-        self.gated_RI = None
-
-    def prefetch(self):
-        """Load the rows."""
-        self.rows_RE = nl.ndarray((self.rows, self.x.shape[1]), dtype=self.x.dtype)
-        dma_static(self.rows_RE, self.x[self.first : self.first + self.rows, :])
-
-    def transpose(self):
-        """The rows as K tiles: element (p, s * per + t) is input s * K / splits + p * per + t, per = T / splits."""
-        depth, dtype = self.x.shape[1], self.x.dtype
-        splits, tiles = row_splits(depth), depth // P
-        # makes the PE transpose's input contiguous: half the time
-        by_tile = nl.ndarray((self.rows, splits, tiles // splits, P), dtype=dtype)
-        source = self.rows_RE.reshape((self.rows, splits, P, tiles // splits)).permute((0, 1, 3, 2))
-        nisa.tensor_copy(dst=by_tile, src=source, engine=nisa.engine.gpsimd)
-        self.x_PTR = nl.ndarray((P, tiles, self.rows), dtype=dtype)
-        plain_PTR = self.x_PTR
-        if not absent(self.gamma_PT):
-            plain_PTR = nl.ndarray((P, tiles, self.rows), dtype=dtype)
-        by_tile_RPT = by_tile.reshape((self.rows, tiles, P)).permute((0, 2, 1))
-        transpose_on_pe(plain_PTR, by_tile_RPT, (0, tiles), (nisa.engine.scalar, nisa.engine.vector))
-        if not absent(self.gamma_PT):
-            self.norm(plain_PTR)
-
-    def norm(self, plain_PTR):
-        """gamma * x, rounded once, and each row's sum of squares over the elements of a partition."""
-        _, tiles, rows = plain_PTR.shape
-        gamma_PTR = self.gamma_PT.reshape((P, tiles, 1)).broadcast(2, rows)
-        nisa.tensor_tensor(dst=self.x_PTR, data1=plain_PTR, data2=gamma_PTR, op=nl.multiply)
-        squares_PTR, squares_PR = nl.ndarray(plain_PTR.shape, nl.float32), nl.ndarray((P, rows), nl.float32)
-        nisa.tensor_tensor(dst=squares_PTR, data1=plain_PTR, data2=plain_PTR, op=nl.multiply, engine=nisa.engine.gpsimd)
-        nisa.tensor_reduce(dst=squares_PR, op=nl.add, data=squares_PTR.permute((0, 2, 1)), axis=2)
-        self.squares_PR = squares_PR
-
-
-def groups_of(x, gamma_PT, first_size, inner, span):
-    """Row tiles span[0] to span[1]: `first_size` in the first group, as many as fit in the others, an empty last group.
-
-    A core without tiles has only the empty one. `inner` is I, or 0: SBUF holds an intermediate row twice, as a row and
-    transposed.
-    """
-    count, groups, size = x.shape[0], [], itemsize(x.dtype)
-    row_bytes, row_bytes_with_inner = x.shape[1] * size, (x.shape[1] + 2 * inner) * size
-    limit = max(1, min(GROUP, TRANSPOSED_BYTES // row_bytes, GROUP_BYTES // row_bytes_with_inner))
-    for i in range(span[0], span[1]):
-        if i == span[0] or i == span[0] + first_size or len(groups[len(groups) - 1]) == limit:
-            groups.append([])
-        groups[len(groups) - 1].append(RowTile(x, i * P, min(i * P + P, count), gamma_PT))
-    groups.append([])
-    return groups
 
 
 def stream_for(groups, weights):
@@ -176,7 +107,7 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6, scales=None):
     width, inner = gate_up.shape[2] // 2, down.shape[1]
     out_CE = nl.ndarray((count, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     # a first group of one tile: matmuls begin before more rows are loaded and transposed
-    groups = groups_of(x, load_gamma(gamma, x.dtype), 1, inner, core_slice(-(-count // P)))
+    groups = groups_of(x, load_gamma(gamma, x.dtype), inner, core_slice(-(-count // P)), 1)
     preload_act_table(nl.silu)
     both = PackedWeight("gate_up", gate_up, (0, gate_up.shape[0]), row_splits(hidden), scale_of(scales, 0))
     last = PackedWeight("down", down, (0, down.shape[0]), 1, scale_of(scales, 1))
@@ -185,12 +116,13 @@ def prompt_mlp_kernel(x, gamma, gate_up, down, eps=1e-6, scales=None):
         begin(groups, g, stream)
         gated = []
         for tile in groups[g]:
-            tile.normed = RMSNormRows(tile.x_PTR, tile.squares_PR, eps)
             tile.gated_RI = nl.ndarray((tile.rows, inner), dtype=x.dtype)
         for b in range(gate_up.shape[0]):
             block, scale_PC = next_block(stream, both), load_scale_rows(both.scale, b)
             for tile in groups[g]:
                 psum_RC = scaled(multiply(block, both, tile.x_PTR), scale_PC)
+                if absent(tile.normed):
+                    tile.normed = tile.norm(eps)
                 swiglu(tile.gated_RI[:, b * width : (b + 1) * width], psum_RC, tile.normed.inv_rms())
         for tile in groups[g]:
             if both.fills_tiles():
@@ -212,8 +144,8 @@ def prompt_product_kernel(x, weight, first=0, scale=None):
     row_span, block_span = core_slice(tiles), (0, blocks)
     if tiles == 1:
         row_span, block_span = (0, 1), core_slice(blocks)
-    groups = groups_of(x, None, GROUP, 0, row_span)
-    packed = PackedWeight("weight", weight, block_span, row_splits(x.shape[1]), scale)
+    groups = groups_of(x, None, 0, row_span)
+    packed = PackedWeight("weight", weight, block_span, 1, scale)
     stream = stream_for(groups, (packed,))
     for g in range(len(groups) - 1):
         begin(groups, g, stream)

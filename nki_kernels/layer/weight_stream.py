@@ -116,17 +116,18 @@ def remainder_slots(remainder):
 
 
 class WeightStream(nl.NKIObject):
-    """Tiles in the order of use: each is prefetched AHEAD_BYTES before its use."""
+    """Tiles in the order of use: each is prefetched `ahead` bytes per partition before its use."""
 
-    def __init__(self, queue):
+    def __init__(self, queue, ahead=AHEAD_BYTES):
         self.queue = queue
+        self.limit = ahead
         self.loaded = []
         self.used = 0
         self.ahead_bytes = 0
 
     def prefetch(self):
-        """Issue the next loads, up to AHEAD_BYTES."""
-        while len(self.loaded) < len(self.queue) and self.ahead_bytes < AHEAD_BYTES:
+        """Issue the next loads, up to the limit."""
+        while len(self.loaded) < len(self.queue) and self.ahead_bytes < self.limit:
             tile = self.queue[len(self.loaded)]
             self.loaded.append(tile.load())
             self.ahead_bytes = self.ahead_bytes + tile.bytes_per_partition()
@@ -179,10 +180,11 @@ class WeightStationary(nl.NKIObject):
     reported to lose partial sums; with `sequential` a block is multiplied group by group, and n = J.
     """
 
-    def __init__(self, x_PTR, width, groups, interleaved, sequential=False):
+    def __init__(self, x_PTR, width, groups, interleaved, sequential=False, first=0):
         self.x_PTR = x_PTR
         self.width = width
         self.groups = groups
+        self.first = first
         self.interleaved = interleaved
         self.psum = []
         self.each = 1
@@ -204,7 +206,7 @@ class WeightStationary(nl.NKIObject):
                     if self.interleaved:
                         group_KW = weights_KC.reshape((tile.rows, width, groups))[:, :, j]
                     else:
-                        group_KW = weights_KC[:, j * width : (j + 1) * width]
+                        group_KW = weights_KC[:, (self.first + j) * width : (self.first + j + 1) * width]
                     moving_KR = self.x_PTR[inside, t, :]
                     nisa.nc_matmul(dst=psum_WR, stationary=group_KW, moving=moving_KR, accumulate=t > 0)
 

@@ -187,6 +187,17 @@ def test_rows_of_idle_slots_in_the_null_block_fail_their_case_only(monkeypatch: 
     refused(lambda: compare_kernel(next(name for name in CASES if "idle" in name), Path()), "result 1 is off by ")
 
 
+def test_a_last_bit_of_prefill_fails_the_bits_of_a_position_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_bit(launch: Any, operands: Any, runner: Any, run: Any = table.run) -> list[Any]:
+        first, *others = run(launch, operands, runner)
+        return [np.nextafter(first, np.float32(9)) if launch.kernel == "prompt_attention" else first, *others]
+
+    monkeypatch.setenv("NKI_SIMULATOR", "1")
+    monkeypatch.setattr(table, "run", last_bit)
+    compare_kernel("append_rows, prompt_attention", Path())
+    refused(lambda: compare_kernel(next(name for name in CASES if "bits" in name), Path()), "result 0 is off by ")
+
+
 @pytest.mark.slow
 def test_ranks_that_hang_end_with_their_check_in_time(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

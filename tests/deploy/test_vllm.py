@@ -23,8 +23,8 @@ def cli() -> Any:
 
 
 def test_vllm_takes_the_flags_and_variables_of_a_server(cli: Any) -> None:
-    platform = pytest.importorskip("serve.platform")
-    envs = pytest.importorskip("vllm.envs")
+    platform = pytest.importorskip("serve.platform", reason=NO_VLLM)
+    envs = pytest.importorskip("vllm.envs", reason=NO_VLLM)
     text = "".join((DEPLOY / name).read_text(encoding="utf-8") for name in ("Dockerfile", "base/server.yaml"))
     names = {"VLLM_PLUGIN", *re.findall(r"VLLM_\w+", text)}
     assert names - envs.environment_variables.keys() == {"VLLM_PLUGIN"}

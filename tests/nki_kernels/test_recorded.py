@@ -70,6 +70,11 @@ def product(rows: int, depth: int, features: int, dtype: str, first: int = 0) ->
     return normal(RNG(4), dtype, rows, depth), pack(weight), first
 
 
+def qkv(*dims: Any) -> tuple[Any, ...]:
+    x, *weights, _, cos, sin, keys = attention(*dims)[:9]
+    return x, *weights, cos, sin, keys.shape[1]
+
+
 def ints(low: int, high: int, *shape: int) -> Any:
     return RNG(5).integers(low, high, shape).astype(np.int32)
 
@@ -118,6 +123,8 @@ TABLE: dict[str, tuple[Callable[..., tuple[Any, ...]], list[Any]]] = {
         (130, 256, 96, "bf16"), None, (257, 256, 5200, "fp32"), (700, 256, 160, "bf16"), (257, 4096, 64, "bf16")]),
     "prompt_product": (product, [
         (130, 384, 250, "fp32"), (200, 256, 1280, "bf16", 1), None, (257, 4096, 64, "fp32"), (700, 256, 1280, "bf16")]),
+    "prompt_qkv": (qkv, [
+        (3, 5, 384, 3, 1, 60, "bf16"), None, (1, 300, 256, 4, 2, 320, "fp32"), (1, 700, 4096, 2, 1, 720, "bf16")]),
     "gumbel_noise": (noise, [(5, 333, 7), None, (128, 61, 151875), (3, 4747, 9495)]),
     "coupled_sample": (sample, [(5, 333, "bf16"), None, (32, 4748, "fp32"), (128, 61, "bf16")]),
     "weights_above": (above, [(5, 333, 7, "fp32"), None, (32, 4748, 15, "bf16")]),

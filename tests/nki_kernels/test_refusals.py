@@ -20,8 +20,8 @@ DIMS: dict[str, tuple[Any, ...]] = {
     "decode_attention": (2, 3, 384, 2, 1, 300, "fp32"), "decode_layers": (1, 2, 3, 384, 2, 1, 300, "fp32"),
     "decode_mlp": (2, 256, 192, "fp32"), "gumbel_noise": (4, 50, 0),
     "prompt_attention": ((4, 2, 1024, 64, "fp32"), 896, 128), "prompt_mlp": (2, 256, 192, "fp32"),
-    "prompt_product": (2, 256, 192, "fp32"), "verify_attention": (2, 4, 2, 3, 96, 64, "fp32", True),
-    "weights_above": (4, 50, 7, "fp32"),
+    "prompt_product": (2, 256, 192, "fp32"), "prompt_qkv": (2, 3, 384, 2, 1, 300, "fp32"),
+    "verify_attention": (2, 4, 2, 3, 96, 64, "fp32", True), "weights_above": (4, 50, 7, "fp32"),
 }  # fmt: skip
 GOOD = {name: TABLE[name][0](*dims) for name, dims in DIMS.items()}
 
@@ -97,6 +97,10 @@ BAD: list[tuple[str, str, Callable[[Any], Any], str]] = [
     ("prompt_mlp", "x", zeros(1, 4224), "up to 4096"),
     ("prompt_mlp", "down", half, "all float32 or all bfloat16"),
     ("prompt_product", "weight", lambda w: w[:, :128], "make it with pack_weights"),
+    ("prompt_qkv", "cos", lambda c: c[..., :32], "head dim D is 64, the fused kernel serves 128"),
+    ("prompt_qkv", "cos", lambda c: c[:, :1], r"cos is \(2, 1, 64\) for 6 rows"),
+    ("prompt_qkv", "kv_heads", lambda _: 3, "for 3 kv heads of 128: make it with pack_qkv"),
+    ("prompt_qkv", "q_norm", half, "all float32 or all bfloat16"),
     ("gumbel_noise", "seeds", zeros(129, 2, dtype=np.int32), "there are 129 rows"),
     ("gumbel_noise", "seeds", zeros(4, 2, dtype=np.int64), "seeds is int64"),
     ("gumbel_noise", "positions", lambda p: p[:, 0], r"positions is int32 \(4,\)"),

@@ -39,7 +39,7 @@ def test_every_entry_point_gives_the_same() -> None:
 
 
 def test_torch_in_torch_out_and_in_place() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     a = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     result = nkisim.simulate(double)(a)
     assert result.dtype == torch.bfloat16

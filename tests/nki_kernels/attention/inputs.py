@@ -22,11 +22,6 @@ from nkisim.policy import using
 DTYPES = {"fp32": np.float32, "bf16": ml_dtypes.bfloat16}
 # first positions of the rows of check_dropped
 DROPPED = [100, 127, 1023, 5, -2]
-# splits of 32 rows into calls; all sizes are slow
-SPLITS = [
-    ((1, 2, 7, 16, 6), (31, 1)),
-    pytest.param([[n] * (32 // n) + [32 % n] * (32 % n > 0) for n in range(1, 32)], marks=pytest.mark.slow),
-]
 
 
 class Dims(NamedTuple):
@@ -43,7 +38,7 @@ class Dims(NamedTuple):
 
 @dataclass
 class Inputs:
-    """q (B, H, N, D), new keys and values (B, G, N, D), a cache (B, G, S, D) and positions (B, N)."""
+    """q (B, H, N, D) times 1 / sqrt(D), new keys and values (B, G, N, D), a cache (B, G, S, D), positions (B, N)."""
 
     q: Any
     new: tuple[Any, Any]
@@ -86,8 +81,10 @@ def as_torch(array: Any) -> torch.Tensor:
 def draw(dims: Dims, seed: int = 0, first: Any = None) -> Inputs:
     """Sequences with rows from `first` on, by default at random places, those of the first one at the cache's end."""
     rng = np.random.default_rng(seed)
-    heads = (dims.H, dims.G, dims.G)
-    q, k_new, v_new = (normal(rng, dims.dtype, dims.B, count, dims.N, dims.D) for count in heads)
+    q, k_new, v_new = (
+        normal(rng, dims.dtype, dims.B, heads, dims.N, dims.D, size=size)
+        for heads, size in ((dims.H, dims.D**-0.5), (dims.G, 1), (dims.G, 1))
+    )
     keys, values = (normal(rng, dims.dtype, dims.B, dims.G, dims.S, dims.D) for _ in range(2))
     if first is None:
         first = rng.integers(0, dims.S - dims.N + 1, dims.B)
@@ -103,11 +100,13 @@ def exact(x: Inputs, limit: Any = None) -> tuple[Any, tuple[Any, Any]]:
 
 
 def model_attention(x: Inputs, limit: Any = None, attend: Any = ONE_RANK.attention) -> tuple[Any, Any]:
-    """Output and cache of a context's attention for the same operands."""
+    """Output and cache of a context's attention for the same operands; a context multiplies queries by 1 / sqrt(D)."""
     pools, table = pooled(x.keys, x.values)
     limit_B1 = None if limit is None else torch.from_numpy(limit)
     meta = AttentionMetadata(torch.from_numpy(x.positions), torch.from_numpy(table), limit_B1)
-    out, after = attend(as_torch(x.q), *map(as_torch, x.new), Cache(*map(as_torch, pools)), meta)
+    q = as_torch(x.q.astype(np.float32) * np.float32(x.q.shape[-1] ** 0.5))
+    out, after = attend(q, *map(as_torch, x.new), Cache(*map(as_torch, pools)), meta)
+    out = out.to(as_torch(x.q).dtype)
     return out.float().numpy(), tuple(unpooled(pool.float().numpy(), table, x.keys.shape[2]) for pool in after)
 
 
@@ -164,17 +163,6 @@ def changed_rows(pools: Any, before: Any) -> list[Any]:
     keys, values = ((pool != old).any((1, 3)) for pool, old in zip(pools, before, strict=True))
     assert np.array_equal(keys, values)
     return sorted(map(tuple, np.argwhere(keys)))
-
-
-def check_splits(x: Any, splits: Any, axis: int) -> None:
-    """Rows of one sequence in one call and in several calls: the same bits, the same cache."""
-    single_pages = x.pages()
-    single = x.run(single_pages)
-    for split in splits:
-        pages = x.pages()
-        parts = [x.part(slice(1), rows).run(pages) for rows in slices(split)]
-        assert same(np.concatenate(parts, axis), single), split
-        assert all(map(same, pages[0], single_pages[0]))
 
 
 def check_dropped(x: Any, pages: Any, lnc: int) -> None:

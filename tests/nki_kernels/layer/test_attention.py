@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pytest
 
 from tests.close import is_close
 from tests.nki_kernels.attention.inputs import (
     DROPPED,
-    SPLITS,
     check_dropped,
-    check_splits,
     combine,
     others,
     same,
@@ -45,37 +40,6 @@ def test_law_and_model(dims: AttentionDims, dtype: str, lnc: int) -> None:
     for pool, cache, expected in zip(pools, naive_cache, written, strict=True):
         assert is_close(unpooled(pool, table, dims.S), cache, expected, ulps=2)
     assert all(map(same, others(pools, table), before))
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("splits", SPLITS, ids=len)
-def test_the_bits_of_rows_1_to_32(dtype: str, splits: Any) -> None:
-    check_splits(draw_attention(AttentionDims(1, 32, 256, 2, 1, 1060), dtype, first=[1010]), splits, axis=1)
-
-
-@pytest.mark.parametrize(("dtype", "lnc"), [("fp32", 2), ("bf16", 1)])
-def test_neighbours_and_cores_do_not_affect_bits(dtype: str, lnc: int) -> None:
-    """Single sequences, a batch in another order, and one or two cores."""
-    a = draw_attention(AttentionDims(9, 1, 256, 2, 1, 130), dtype)
-    full = a.run()
-    for order in (np.random.default_rng(0).permutation(9), np.array([5])):
-        assert a.part(order).run(lnc=lnc).tobytes() == full[order].tobytes()
-
-
-def test_pages_do_not_affect_bits() -> None:
-    """The same cache in two random orders of pages, and with stale keys and values after a row's position."""
-    a = draw_attention(AttentionDims(3, 5, 256, 2, 1, 1100), "bf16", first=[3, 1020, 126])
-    before = a.run()
-    for seed in (2, 3):
-        a.keys[0, :, 9:], a.values[0, :, 9:] = 1e30, -1e30
-        assert same(a.run(a.pages(seed)), before)
-    # negative control: two pages are swapped in a table; rows attend one of them and a part of the other
-    pools, table = a.pages(3)
-    table[2, :2] = table[2, 1::-1]
-    assert [same(x, y) for x, y in zip(a.run((pools, table)), before, strict=True)] == [True, True, False]
-    # and the pools of keys and values
-    pools, table = a.pages()
-    assert not same(a.run((pools[::-1], table)), before)
 
 
 @pytest.mark.parametrize("lnc", [1, 2])

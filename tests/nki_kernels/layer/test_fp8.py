@@ -13,13 +13,11 @@ import torch
 from model.fp8 import FP8Linear, quantize
 from nki_kernels.layer import core_split, law, mlp
 from nki_kernels.layer.attention import decode_attention
-from nki_kernels.layer.decode_layers import decode_layers
-from nki_kernels.layer.law import rope_tables
 from nki_kernels.layer.mlp import decode_mlp
-from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack, pack_down, pack_gate_up, pack_out, pack_qkv
-from nki_kernels.layer.prompt_matmul import prompt_mlp, prompt_product
+from nki_kernels.layer.pack_weights import FP8_COLUMNS, pack_down, pack_gate_up, pack_out, pack_qkv
+from nki_kernels.layer.prompt_matmul import prompt_mlp
 from tests.close import is_close
-from tests.nki_kernels.attention.inputs import as_torch, normal, same
+from tests.nki_kernels.attention.inputs import as_torch, same
 from tests.nki_kernels.layer.inputs import DIM, MLP, AttentionDims, as_fp64, draw_attention, draw_mlp, exact_attention
 
 EPS = 1e-6
@@ -109,38 +107,6 @@ def test_attention() -> None:
     # the textbook rounds the weights to bf16
     assert is_close(out.reshape(a.x.shape), rounded.run(), right)
     assert same(run(2), out)
-
-
-def test_layers_have_the_bits_of_their_halves() -> None:
-    a, m = draw_attention(AttentionDims(3, 5, 256, 4, 2, 301), "bf16"), draw_mlp(15, 256, 224, "bf16")
-    weights, scales = attention_operands([in_fp8(w) for w in a.weights])
-    (_, gamma, *packed, _, mlp_scales), _ = mlp_operands(m)
-    cos, sin, table = *rope_tables(a.positions, DIM), a.pages()[1]
-    places, layers = (cos, sin, a.positions, table), [[*a.pages()[0]] for _ in range(4)]
-    x = right = a.x.reshape(-1, 256)
-    for pools in layers[:2]:
-        part = decode_attention(right, *a.norms, *weights, cos, sin, *pools, a.positions, table, EPS, scales)
-        right = (right.astype(np.float32) + part.astype(np.float32)).astype(right.dtype)
-        part = decode_mlp(right, gamma, *packed, EPS, mlp_scales)
-        right = (right.astype(np.float32) + part.astype(np.float32)).astype(right.dtype)
-    tensors = tuple((*a.norms, *weights, gamma, *packed, *pools, *scales, *mlp_scales) for pools in layers[2:])
-    assert same(decode_layers(x, tensors, *places, None, lnc=2), right)
-    assert all(
-        same(p, q)
-        for halves, fused in zip(layers[:2], layers[2:], strict=True)
-        for p, q in zip(halves, fused, strict=True)
-    )
-
-
-def test_a_prompt_s_products() -> None:
-    """All blocks and the first one, on one core and on two."""
-    rng = np.random.default_rng(0)
-    x, plain = normal(rng, "bf16", 130, 384), in_fp8(normal(rng, "bf16", 512, 384, size=0.05))
-    weight, scale = (pack(part, FP8_COLUMNS) for part in plain)
-    out, right = prompt_product(x, weight, 0, scale), x.astype(np.float64) @ exact(plain).T
-    assert is_close(out, textbook(x, plain).float().numpy(), right)
-    assert same(prompt_product(x, weight, 0, scale, lnc=2), out)
-    assert same(prompt_product(x, weight, 1, scale), out[:, :FP8_COLUMNS])
 
 
 def test_refusals() -> None:
