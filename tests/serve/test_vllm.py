@@ -224,13 +224,13 @@ class Client:
 REASONS = {"length": "length", "context": "length", "eos": "stop", "error": "error", "stop": "length"}
 
 
-def _rows(scores: Any, best: int) -> list[tuple[list[int], list[float], int]]:
+def rows_of(scores: Any, best: int) -> list[tuple[list[int], list[float], int]]:
     """Ids, log-probabilities and rank of each token in vLLM's form, which a batch pads to its longest."""
     ids, logprobs, ranks = (np.asarray(field).tolist() for field in scores[:3])
     return [(i[: 1 + best], p[: 1 + best], rank) for i, p, rank in zip(ids, logprobs, ranks, strict=True)]
 
 
-def _expected_rows(ids: Sequence[int], scores: Sequence[Score]) -> list[tuple[list[int], list[float], int]]:
+def expected_rows(ids: Sequence[int], scores: Sequence[Score]) -> list[tuple[list[int], list[float], int]]:
     pairs = [[(token, score.logprob), *score.best] for token, score in zip(ids, scores, strict=True)]
     return [([i for i, _ in row], [p for _, p in row], s.rank) for row, s in zip(pairs, scores, strict=True)]
 
@@ -277,7 +277,7 @@ def test_tokens_and_scores_are_those_of_each_request_by_itself(bundle: Any, monk
         ):
             if best is not None:
                 parts = (part for one in outputs if (part := getattr(one, field)))
-                assert [row for part in parts for row in _rows(part, best)] == _expected_rows(tokens, scores)
+                assert [row for part in parts for row in rows_of(part, best)] == expected_rows(tokens, scores)
     worker, steps = client.worker, sum(count for name, count in client.read.items() if "steps" in name)
     assert not any((worker.numbers, worker.requests, worker.preempted))
     assert client.cached == client.hits, "no cached token is computed again"
